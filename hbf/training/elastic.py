@@ -1,16 +1,16 @@
 """Elastic runs: a run of several processes that loses one goes on with fewer, from its last checkpoint.
 
 JAX cannot replace a process, and it ends all processes if one is lost. So each process of an elastic run has a
-supervisor, which starts the ordinary command as its child. If children end because a process is lost, the supervisors
-that are left agree on the next generation of the run, and start new children. They agree through files in the run
-folder. P is the index that a process has at the first start, G is the number of a generation:
+supervisor, which starts the ordinary command as its child. If children end because a process is lost, a new round
+begins: the supervisors that are left agree on its processes, and start new children. They agree through files in the
+run folder. P is the index that a process has at the first start, R is the number of a round:
 
 - elastic/P/.lock: the supervisor of process P locks this file while it lives.
-- elastic/P/G.json: process P takes part in generation G.
-- elastic/G.json: the roster of generation G, or the reason why the run ends.
+- elastic/P/R.json: process P takes part in round R.
+- elastic/R.json: the roster of round R, or the reason why the run ends.
 
-The first of the processes that are left writes the roster. A generation can have only one roster, so the processes
-never form two groups. A new start of the run does not number from 0 again, so older files do no harm.
+The first of the processes that are left writes the roster. A round can have only one roster, so the processes never
+form two groups. If the run is started anew, its rounds do not number from 0 again. So older files do no harm.
 """
 
 import contextlib
@@ -34,8 +34,7 @@ from hbf.training.workdir import check_run_folder, held, in_use, read_json, writ
 FOLDER = 'elastic'
 POLL_SECONDS = 0.5
 GRACE_SECONDS = 5  # the time that a child has to end by itself, once another process is known to be lost
-SILENT_SECONDS = 60  # the silence after which a living supervisor counts as lost; file servers may be slow
-LOCK_SECONDS = 120  # the time that the run folder may stay locked; a file server keeps the locks of a lost machine
+SILENT_SECONDS = 150  # the silence after which a process with a lock counts as lost; file servers release locks late
 AGREE_SECONDS = 300  # the time that a supervisor waits for a roster
 PARENT = 'HBF_SUPERVISOR'  # the environment variable with the process id of a child's supervisor
 
@@ -44,7 +43,7 @@ Launch = Callable[[str, int, int], 'subprocess.Popen[Any]']  # of a coordinator,
 
 @dataclasses.dataclass(frozen=True)
 class Roster:
-  """The processes of a generation.
+  """The processes of a round.
 
   Attributes:
     members: the indices of the processes at the first start, in order. The place in this list is the new index.
@@ -61,9 +60,9 @@ def choose_roster(members: Sequence[int], present: Mapping[int, str], newer: boo
   """Return the next roster.
 
   Args:
-    members: the processes of the last generation.
-    present: HOST:PORT of each process that takes part in the next generation. There is at least one.
-    newer: True if the run has saved a checkpoint in the last generation.
+    members: the processes of the last round.
+    present: HOST:PORT of each process that takes part in the next round. There is at least one.
+    newer: True if the run has saved a checkpoint in the last round.
     busy: True if another process holds the lock of the run folder.
   """
   end = ''
@@ -102,16 +101,16 @@ class Supervisor:
       UserError: the run cannot go on.
     """
     with held(self._folder / str(self.process)):
-      first = generation = self._newest_generation()
+      first = number = self._newest_round()
       roster = Roster(range(processes), coordinator)
       while True:
         before = self._newest_checkpoint()
-        status = self._run_child(roster, generation)
-        lost = {LOST_STATUS, 128 + signal.SIGABRT} | ({UNMET_STATUS} if generation > first else set())
+        status = self._run_child(roster, number)
+        lost = {LOST_STATUS, 128 + signal.SIGABRT} | ({UNMET_STATUS} if number > first else set())
         if status not in lost or self.received:
           return status
-        generation += 1
-        former, found = roster, self._agree(roster.members, generation, before)
+        number += 1
+        former, found = roster, self._agree(roster.members, number, before)
         if found is None:
           return 128 + self.received[0]
         roster = found
@@ -119,7 +118,7 @@ class Supervisor:
           count = f'{len(roster.members)} of {len(former.members)}'
           print(f'processes left: {count}; the run goes on from its last checkpoint', file=sys.stderr, flush=True)
 
-  def _run_child(self, roster: Roster, generation: int) -> int:
+  def _run_child(self, roster: Roster, number: int) -> int:
     """Start a child, pass signals on to it and wait for its end. Return its exit status, as a shell reports it."""
     child = self.launch(roster.coordinator, len(roster.members), roster.members.index(self.process))
     sent, limit = 0, float('inf')
@@ -128,11 +127,11 @@ class Supervisor:
         with contextlib.suppress(subprocess.TimeoutExpired):
           status = child.wait(POLL_SECONDS)
           return status if status >= 0 else 128 - status
-        for number in self.received[sent:]:
-          child.send_signal(number)
+        for kind in self.received[sent:]:
+          child.send_signal(kind)
           sent += 1
         # This child may notice a loss late, or may itself hang.
-        if limit == float('inf') and any(self._presence(p, generation + 1).exists() for p in roster.members):
+        if limit == float('inf') and any(self._presence(p, number + 1).exists() for p in roster.members):
           limit = time.monotonic() + GRACE_SECONDS
         if time.monotonic() > limit:
           return LOST_STATUS
@@ -140,32 +139,32 @@ class Supervisor:
       child.kill()
       child.wait()
 
-  def _agree(self, members: Sequence[int], generation: int, before: int) -> Roster | None:
-    """Take part in a generation. Return its roster, once there is one. None if a signal comes first.
+  def _agree(self, members: Sequence[int], number: int, before: int) -> Roster | None:
+    """Take part in a round. Return its roster, once there is one. None if a signal comes first.
 
     Args:
-      members: the processes of the last generation.
-      generation: the number of the new generation.
-      before: the step of the newest checkpoint at the start of the last generation.
+      members: the processes of the last round.
+      number: the number of the new round.
+      before: the step of the newest checkpoint at the start of the last round.
 
     Raises:
       UserError: the run ends, or goes on without this process.
     """
-    write_json(self._presence(self.process, generation), {'address': f'{self.host}:{free_port()}'})
+    write_json(self._presence(self.process, number), {'address': f'{self.host}:{free_port()}'})
     begin = time.monotonic()
-    while not (found := read_json(self._folder / f'{generation}.json', 'start all again')):
+    while not (found := read_json(self._folder / f'{number}.json', 'start all again')):
       if self.received:
         return None
       seconds = time.monotonic() - begin
       if seconds > AGREE_SECONDS:
         raise UserError('the processes that are left found no agreement: start all again')
       living = [p for p in members if p == self.process or in_use(self._folder / str(p))]
-      joined = {p: read_json(self._presence(p, generation), 'start all again') for p in living}
+      joined = {p: read_json(self._presence(p, number), 'start all again') for p in living}
       present = {p: value['address'] for p, value in joined.items() if value}
       if self.process == min(present) and (len(present) == len(living) or seconds > SILENT_SECONDS):
         busy = in_use(self.workdir)
-        if not busy or seconds > LOCK_SECONDS:
-          self._propose(choose_roster(members, present, self._newest_checkpoint() > before, busy), generation)
+        if not busy or seconds > SILENT_SECONDS:
+          self._propose(choose_roster(members, present, self._newest_checkpoint() > before, busy), number)
           continue
       time.sleep(POLL_SECONDS)
     roster = Roster(**found)
@@ -175,12 +174,12 @@ class Supervisor:
       raise UserError('the other processes went on without this one, because it did not answer')
     return roster
 
-  def _propose(self, roster: Roster, generation: int) -> None:
-    """Write the roster of a generation, unless there is one."""
+  def _propose(self, roster: Roster, number: int) -> None:
+    """Write the roster of a round, unless there is one."""
     own = self._folder / str(self.process) / 'proposal'
     write_json(own, dataclasses.asdict(roster))
     try:
-      os.link(own, self._folder / f'{generation}.json')  # unlike a renamed file, a link never replaces another file
+      os.link(own, self._folder / f'{number}.json')  # unlike a renamed file, a link never replaces another file
     except FileExistsError:
       pass
     except OSError as error:
@@ -190,11 +189,11 @@ class Supervisor:
   def _folder(self) -> pathlib.Path:
     return self.workdir / FOLDER
 
-  def _presence(self, process: int, generation: int) -> pathlib.Path:
-    return self._folder / str(process) / f'{generation}.json'
+  def _presence(self, process: int, number: int) -> pathlib.Path:
+    return self._folder / str(process) / f'{number}.json'
 
-  def _newest_generation(self) -> int:
-    """Return the highest number of a generation in the folder, also of earlier starts. 0 if there is none."""
+  def _newest_round(self) -> int:
+    """Return the highest number of a round in the folder, also of earlier starts. 0 if there is none."""
     return _highest(path.stem for path in self._folder.rglob('*.json'))
 
   def _newest_checkpoint(self) -> int:

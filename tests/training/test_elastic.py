@@ -20,7 +20,7 @@ STOPS = 'trap "exit 7" TERM; touch "$0/ready"; while :; do sleep 0.01; done'
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):
-  for name, seconds in (('POLL', 0.01), ('GRACE', 0.05), ('SILENT', 15), ('LOCK', 0.1)):
+  for name, seconds in (('POLL', 0.01), ('GRACE', 0.05), ('SILENT', 15)):
     monkeypatch.setattr(elastic, f'{name}_SECONDS', seconds)
 
 
@@ -118,7 +118,8 @@ def test_a_process_that_is_silent_is_left_out_and_ends_when_it_wakes(tmp_path, m
   assert 'went on without this one' in second.end()
 
 
-def test_nothing_is_started_while_another_process_has_the_run_folder(tmp_path):
+def test_nothing_is_started_while_another_process_has_the_run_folder(tmp_path, monkeypatch):
+  monkeypatch.setattr(elastic, 'SILENT_SECONDS', 0.1)
   with held(tmp_path):
     first, second = start(tmp_path, ['exit 1'], [LOST])
     assert first.end() == 1

@@ -157,7 +157,7 @@ def launch(tmp_path):
   """Return a function that starts the processes of docs/how-to/devices.md. It writes their output and statuses."""
   shells = []
 
-  def start(workdir, **changes):
+  def start(workdir, flags='', **changes):
     page = (ROOT / 'docs' / 'how-to' / 'devices.md').read_text()
     lines = re.search(r'Two processes on one machine.*?```sh\n(.*?)```', page, re.DOTALL)[1]
     config = ' '.join(f"'--config.{key}={value}'" for key, value in changes.items())
@@ -165,7 +165,7 @@ def launch(tmp_path):
     for old, new in (
       ('9876', str(processes.free_port())),
       ('hbf', command),
-      ('--workdir=runs/two', f'--config=configs/digits.py:model=vit --workdir={workdir} {config}'),
+      ('--workdir=runs/two', f'--config=configs/digits.py:model=vit --workdir={workdir} {flags} {config}'),
     ):
       assert lines.count(old) == 1
       lines = lines.replace(old, new)
@@ -258,6 +258,22 @@ def test_the_other_of_a_process_that_dies_or_hangs_ends_with_an_error(
   assert statuses(tmp_path)[1 - index] in (processes.LOST_STATUS, 128 + signal.SIGABRT)
   said = (tmp_path / str(1 - index)).read_text()
   assert 'another process of the run is gone' in said or 'another task died' in said
+
+
+@pytest.mark.slow
+def test_an_elastic_run_that_loses_its_first_process_goes_on_alone(tmp_path, digits_dir, launch):
+  """The killed supervisor has the coordinator and the lock of the run folder. Its child must end with it."""
+  workdir = tmp_path / 'two'
+  any_devices = {'mesh.data': -1, 'mesh.fsdp': 1, 'mesh.tensor': 1}
+  shell = launch(workdir, '--elastic', **TOY | any_devices | {'train.epochs': 3.0, 'data.dir': digits_dir})
+  os.kill(when_reported(workdir, shell)[0], signal.SIGKILL)
+  shell.wait(600)
+  assert statuses(tmp_path) == [128 + signal.SIGKILL, 0]
+  said = (tmp_path / '1').read_text()
+  assert 'processes left: 1 of 2' in said and 'goes on after step' in said
+  reports = [line['step'] for line in read_metrics(workdir) if line['split'] == 'train']
+  assert reports == [*range(2, reports[-1], 2), reports[-1]]
+  assert (workdir / 'result.json').exists()
 
 
 def is_running(number):
