@@ -437,10 +437,11 @@ def can_mount(folder: pathlib.Path) -> bool:
     return False
 
 
-def measure(folder: pathlib.Path, kills: int, seed: int) -> dict[str, Any]:
-  """Disturb runs of every layout. Return rows of counts, and a list of all events."""
+def measure(folder: pathlib.Path, kills: int, seed: int, layouts: Sequence[str]) -> dict[str, Any]:
+  """Disturb runs of these layouts. Return rows of counts, and a list of all events."""
   rows, events, device = [], {}, ''
-  for name, layout in LAYOUTS.items():
+  for name in layouts:
+    layout = LAYOUTS[name]
     chaos = Chaos(layout, folder / name.replace(' ', '-'), random.Random(seed))
     chaos.folder.mkdir()
     device = chaos.whole['result']['device']
@@ -475,7 +476,7 @@ def main() -> None:
   logging.set_verbosity(logging.ERROR)  # hides warnings of Orbax about intended behavior
   begin, folder = time.monotonic(), pathlib.Path(tempfile.mkdtemp(prefix='chaos-'))
   try:
-    measured = measure(folder, options.kills, options.seed)
+    measured = measure(folder, options.kills, options.seed, options.layouts)
   except Lost as error:
     sys.exit(f'error: {error}\nThe runs are in {folder}.')
   save('chaos', measured | {'seconds': round(time.monotonic() - begin)}, options.out)
