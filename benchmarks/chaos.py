@@ -446,7 +446,8 @@ def measure(folder: pathlib.Path, kills: int, seed: int, layouts: Sequence[str])
     chaos.folder.mkdir()
     device = chaos.whole['result']['device']
     full = chaos.disks() if layout.rooms and can_mount(chaos.folder) else []
-    damaged, killed = chaos.damages(), chaos.kills(round(kills * layout.kills))
+    damaged = chaos.damages() if layout.damages else []
+    killed = chaos.kills(round(kills * layout.kills))
     lost = chaos.losses(round(kills * layout.losses))
     writing = sum(bool(kill['being written']) for kill in killed)
     runs = len({kill['run'] for kill in killed})

@@ -10,7 +10,7 @@ import pytest
 
 from hbf.errors import UserError
 from hbf.training import elastic, processes
-from hbf.training.workdir import held
+from hbf.training.workdir import held, locked
 
 LOST = f'exit {processes.LOST_STATUS}'
 SAVED = 'mkdir -p "$0/checkpoints/4"; '
@@ -136,6 +136,11 @@ def test_a_signal_reaches_the_child_and_ends_an_agreement(tmp_path):
   wait_for(tmp_path / 'elastic' / '0' / '1.json')
   waiting.supervisor.received.append(signal.SIGTERM)
   assert waiting.end() == 128 + signal.SIGTERM
+
+
+def test_a_run_begins_in_a_folder_that_has_only_the_files_of_supervisors(tmp_path):
+  with held(tmp_path / 'elastic' / '0'), locked(tmp_path):
+    pass
 
 
 def test_two_processes_cannot_have_the_same_index(tmp_path):
