@@ -96,7 +96,7 @@ def ended_by_loss() -> Iterator[None]:
   """
   try:
     yield
-  except jax.errors.JaxRuntimeError as error:
+  except (jax.errors.JaxRuntimeError, ValueError) as error:  # a compiled call of JAX may raise a ValueError instead
     if 'Gloo' not in str(error):
       raise
     _end(

@@ -260,16 +260,28 @@ def test_the_other_of_a_process_that_dies_or_hangs_ends_with_an_error(
   assert 'another process of the run is gone' in said or 'another task died' in said
 
 
+@pytest.mark.parametrize('kind', [jax.errors.JaxRuntimeError, ValueError])
+def test_a_loss_has_a_status_of_its_own_and_other_errors_pass(monkeypatch, kind):
+  ended = []
+  monkeypatch.setattr(processes, '_end', lambda message, status: ended.append(status))
+  with processes.ended_by_loss():
+    raise kind('UNKNOWN: Gloo AllGather failed: Connection closed by peer')
+  with pytest.raises(kind, match='no room'), processes.ended_by_loss():
+    raise kind('no room')
+  assert ended == [processes.LOST_STATUS]
+
+
 @pytest.mark.slow
-def test_an_elastic_run_that_loses_its_first_process_goes_on_alone(tmp_path, digits_dir, launch):
-  """The killed supervisor has the coordinator and the lock of the run folder. Its child must end with it."""
+@pytest.mark.parametrize('index', [0, 1])
+def test_an_elastic_run_that_loses_a_process_goes_on_alone(tmp_path, digits_dir, launch, index):
+  """Process 0 has the coordinator and the lock of the run folder. Its child must end with the killed supervisor."""
   workdir = tmp_path / 'two'
   any_devices = {'mesh.data': -1, 'mesh.fsdp': 1, 'mesh.tensor': 1}
   shell = launch(workdir, '--elastic', **TOY | any_devices | {'train.epochs': 3.0, 'data.dir': digits_dir})
-  os.kill(when_reported(workdir, shell)[0], signal.SIGKILL)
+  os.kill(when_reported(workdir, shell)[index], signal.SIGKILL)
   shell.wait(600)
-  assert statuses(tmp_path) == [128 + signal.SIGKILL, 0]
-  said = (tmp_path / '1').read_text()
+  assert [statuses(tmp_path)[i] for i in (index, 1 - index)] == [128 + signal.SIGKILL, 0]
+  said = (tmp_path / str(1 - index)).read_text()
   assert 'processes left: 1 of 2' in said and 'goes on after step' in said
   reports = [line['step'] for line in read_metrics(workdir) if line['split'] == 'train']
   assert reports == [*range(2, reports[-1], 2), reports[-1]]
