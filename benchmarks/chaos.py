@@ -3,12 +3,15 @@
 python -m benchmarks.chaos                      # minutes on two cores
 python -m benchmarks.chaos --kills=3 --seed=1
 
-A small run on the digits writes a checkpoint every four steps. It is disturbed in three ways. It is killed (signal 9)
+A small run on the digits writes a checkpoint every four steps. It is disturbed in four ways. It is killed (signal 9)
 at random moments and started again by the same command until it ends. It is stopped, and its newest checkpoint is
 damaged in every way of `benchmarks.damages`. Its disk is filled. In a run of two processes, a kill strikes both or
 only one, and then the other process must end by itself. Each run must end with the state, parameters, metrics and
 predictions of an undisturbed run, bit for bit. The part with full disks is skipped if the user may not mount a small
 disk.
+
+An elastic run of two processes loses one of them, with or without its supervisor. The other must go on alone and end.
+One process adds numbers in another order than two, so parameters may differ by up to 1e-5.
 """
 
 import argparse
@@ -22,7 +25,6 @@ import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -36,6 +38,7 @@ from absl import logging
 
 from benchmarks.common import format_report, measured_on, save
 from benchmarks.damages import DAMAGES, METADATA
+from hbf.training.processes import free_port
 from hbf.training.restore import restore
 from hbf.training.workdir import read_predictions
 from hbf.training.writers import read_metrics
@@ -61,7 +64,8 @@ KILLS_PER_RUN = 10
 KINDS = {'starting': 0.1, 'restoring': 0.1, 'training': 0.8}
 SPAN = {'starting': 6.0, 'restoring': 3.0, 'training': 0.5}  # a kill comes within so many seconds
 PROGRESS = 0.2  # most steps before a kill, as a share of all
-LIMIT = 300.0  # seconds after which a run counts as hanging
+SAME = 1e-5  # most difference of the parameters of an elastic run, whose number of devices changes
+LIMIT = 900.0  # seconds after which a run counts as hanging
 CLOCKS = {'images_per_second', 'seconds', 'train_seconds', 'compile_seconds', 'peak_memory_bytes'}
 UNFINISHED = '.orbax-checkpoint-tmp'
 
@@ -73,10 +77,13 @@ def one_process(flags: Sequence[str]) -> list[list[str]]:
 
 def two_processes(flags: Sequence[str]) -> list[list[str]]:
   """Return the commands of a run of two processes on one machine."""
-  with socket.create_server(('localhost', 0)) as free:
-    coordinator = f'localhost:{free.getsockname()[1]}'
-  meet = (f'--coordinator={coordinator}', '--processes=2')
+  meet = (f'--coordinator=localhost:{free_port()}', '--processes=2')
   return [[*command, *meet, f'--process={n}'] for n in range(2) for command in one_process(flags)]
+
+
+def elastic(flags: Sequence[str]) -> list[list[str]]:
+  """Return the commands of an elastic run of two processes on one machine."""
+  return two_processes([*flags, '--elastic'])
 
 
 class Layout(NamedTuple):
@@ -88,6 +95,7 @@ class Layout(NamedTuple):
     kills: share of all kills that strike these runs.
     damages: names of damages in `DAMAGES`.
     rooms: sizes of small disks, divided by the size of a checkpoint. A run keeps five checkpoints.
+    losses: number of runs, divided by the number of all kills, that lose a process and must go on by themselves.
   """
 
   commands: Callable[[Sequence[str]], list[list[str]]]
@@ -95,10 +103,12 @@ class Layout(NamedTuple):
   kills: float
   damages: Sequence[str]
   rooms: Sequence[float]
+  losses: float = 0
 
 
 LAYOUTS = {
   'two processes': Layout(two_processes, 3, 0.2, [*DAMAGES][::7], ()),  # fewer, because starts take longer
+  'elastic': Layout(elastic, 3, 0, (), (), 0.1),
   'one process': Layout(one_process, 10, 0.8, [*DAMAGES], (0.5, 2.5, 3.5)),
 }
 
@@ -147,6 +157,13 @@ class RunProcesses:
     """Send a signal to one process, or to all."""
     for each in self._processes if process is None else [self._processes[process]]:
       each.send_signal(number)
+
+  def lose(self, process: int, supervisor: bool) -> None:
+    """Kill a process of an elastic run, or with `supervisor` its supervisor, and forget it."""
+    lost = self._processes.pop(process)
+    children = pathlib.Path(f'/proc/{lost.pid}/task/{lost.pid}/children').read_text().split()
+    os.kill(lost.pid if supervisor else int(children[0]), signal.SIGKILL)
+    lost.wait()
 
   def end(self, code: int = 0) -> str:
     """Wait until all processes have ended. Return the output.
@@ -226,6 +243,53 @@ class Chaos:
       'newest': max(_complete(workdir), default=0),
       'being written': writing,
     }
+
+  def losses(self, count: int) -> list[dict[str, Any]]:
+    """Let `count` elastic runs of two processes lose one. Return a row for each."""
+    return [_printed(self._lose(self.folder / f'lost-{number}')) for number in range(count)]
+
+  def _lose(self, workdir: pathlib.Path) -> dict[str, Any]:
+    """Kill one process of an elastic run, which must go on to its end. Return the row of the kill."""
+    process, supervisor = self.draw.randrange(2), self.draw.random() < 0.5
+    kind = self.draw.choice(['restoring', 'training'])
+    moment, steps = self.draw.uniform(0, SPAN[kind]), self.draw.uniform(0, 0.8 * self._steps)
+    with self._start(workdir) as processes:
+      processes.wait(lambda: 'workdir' in processes.output())
+      if kind == 'training':
+        processes.wait(lambda: any(step > steps for step in processes.steps()))
+      processes.wait(lambda: False, moment)
+      begin, reports = time.monotonic(), len(processes.steps())
+      processes.lose(process, supervisor)
+      processes.wait(lambda: 'processes left: 1 of 2' in processes.output())
+      agreed = time.monotonic() - begin
+      processes.wait(lambda: len(processes.steps()) > reports)
+      seconds = time.monotonic() - begin
+      output = processes.end()
+    found = re.search(r'^goes on after step (\d+)', output, re.MULTILINE)
+    return {
+      'run': workdir.name,
+      'struck': f'process {process}' + (' with its supervisor' if supervisor else ''),
+      'while': kind,
+      'went on after': int(found[1]) if found else 0,
+      'seconds until the agreement': round(agreed, 1),
+      'seconds until the next report': round(seconds, 1),
+      'greatest difference of parameters': self._difference(workdir),
+    }
+
+  def _difference(self, workdir: pathlib.Path) -> float:
+    """Return the greatest difference of parameters from the undisturbed run.
+
+    Raises:
+      Lost: it is more than SAME, or the run has reported other steps.
+    """
+    steps, whole = ([line['step'] for line in read_metrics(path)] for path in (workdir, self.folder / 'whole'))
+    mine, others = (
+      jax.tree.leaves(restore(path, str(self._steps)).params) for path in (workdir, self.folder / 'whole')
+    )
+    difference = max(float(np.abs(a - b).max()) for a, b in zip(mine, others, strict=True))
+    if steps != whole or difference > SAME:
+      raise Lost(f'{workdir}: parameters differ from the undisturbed run by {difference:.2g}, or the reports differ')
+    return float(f'{difference:.1g}')
 
   def damages(self) -> list[dict[str, Any]]:
     """Damage the newest checkpoint of a stopped run in every way. Return a row for each way."""
@@ -373,26 +437,30 @@ def can_mount(folder: pathlib.Path) -> bool:
     return False
 
 
-def measure(folder: pathlib.Path, kills: int, seed: int) -> dict[str, Any]:
-  """Disturb runs of every layout. Return rows of counts, and a list of all events."""
+def measure(folder: pathlib.Path, kills: int, seed: int, layouts: Sequence[str]) -> dict[str, Any]:
+  """Disturb runs of these layouts. Return rows of counts, and a list of all events."""
   rows, events, device = [], {}, ''
-  for name, layout in LAYOUTS.items():
+  for name in layouts:
+    layout = LAYOUTS[name]
     chaos = Chaos(layout, folder / name.replace(' ', '-'), random.Random(seed))
     chaos.folder.mkdir()
     device = chaos.whole['result']['device']
     full = chaos.disks() if layout.rooms and can_mount(chaos.folder) else []
-    damaged, killed = chaos.damages(), chaos.kills(round(kills * layout.kills))
+    damaged = chaos.damages() if layout.damages else []
+    killed = chaos.kills(round(kills * layout.kills))
+    lost = chaos.losses(round(kills * layout.losses))
     writing = sum(bool(kill['being written']) for kill in killed)
     runs = len({kill['run'] for kill in killed})
     counts = {
       'killed': (len(killed), writing, runs, runs),
       'newest checkpoint damaged': (len(damaged), '', len(damaged), len(damaged)),
       'disk full': (len(full), '', len(full), len(full)),
+      'a process lost': (len(lost), '', len(lost), len(lost)),
     }
     # A lost run would have raised an error, so all runs ended as if undisturbed.
     columns = ('times', 'while a checkpoint was written', 'runs', 'ended as if undisturbed')
     rows += [{'of': name, 'what': what} | dict(zip(columns, n, strict=True)) for what, n in counts.items() if n[0]]
-    events[name] = {'kills': killed, 'damages': damaged, 'disks': full}
+    events[name] = {'kills': killed, 'damages': damaged, 'disks': full, 'losses': lost}
   title = 'Disturbed and continued runs, which write a checkpoint every 4 steps'
   return {'title': title, **measured_on(), 'device': device, 'seed': seed, 'rows': rows, 'events': events}
 
@@ -409,7 +477,7 @@ def main() -> None:
   logging.set_verbosity(logging.ERROR)  # hides warnings of Orbax about intended behavior
   begin, folder = time.monotonic(), pathlib.Path(tempfile.mkdtemp(prefix='chaos-'))
   try:
-    measured = measure(folder, options.kills, options.seed)
+    measured = measure(folder, options.kills, options.seed, options.layouts)
   except Lost as error:
     sys.exit(f'error: {error}\nThe runs are in {folder}.')
   save('chaos', measured | {'seconds': round(time.monotonic() - begin)}, options.out)

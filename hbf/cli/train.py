@@ -4,6 +4,7 @@ hbf train                                                                   # ha
 hbf train --config=cifar10:model=vit,recipe=memo --workdir=runs/c10 --config.train.epochs=5
 """
 
+import pathlib
 import sys
 from collections.abc import Sequence
 
@@ -20,6 +21,9 @@ WORKDIR = flags.DEFINE_string(
 DETERMINISTIC = flags.DEFINE_boolean(
   'deterministic', False, 'Compute the same bits in every run on a GPU, more slowly. A CPU always does.'
 )
+ELASTIC = flags.DEFINE_boolean(
+  'elastic', False, 'If processes of the run are lost, go on with the others from the last checkpoint.'
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -27,9 +31,18 @@ def main(argv: Sequence[str]) -> int:
   del argv
   from rich.console import Console
 
-  from hbf.training import processes
+  from hbf.errors import UserError
+  from hbf.training import elastic, processes
+  from hbf.training.bucket import is_bucket
   from hbf.training.machine import compute_deterministically, keep_compiled_programs, keep_freed_memory
+  from hbf.training.workdir import default_workdir
 
+  address = WORKDIR.value or default_workdir(CONFIG.value)
+  if ELASTIC.value:
+    if is_bucket(address):
+      raise UserError(f'--elastic is for several processes, and {address} is for one: choose a folder that all share')
+    return elastic.supervise(pathlib.Path(address).expanduser(), **PROCESSES())
+  elastic.end_with_supervisor()
   if DETERMINISTIC.value:
     compute_deterministically()
   processes.start(**PROCESSES())
@@ -39,10 +52,9 @@ def main(argv: Sequence[str]) -> int:
   from hbf.tasks.registry import TASKS
   from hbf.training.loop import train
   from hbf.training.mirror import mirrored
-  from hbf.training.workdir import default_workdir
 
   console = Console(stderr=True)
-  with mirrored(WORKDIR.value or default_workdir(CONFIG.value), console) as workdir:
+  with mirrored(address, console) as workdir, processes.ended_by_loss():
     result = train(CONFIG.value, workdir, console)
   if result is not None and processes.is_first():
     console = Console(file=sys.stdout)

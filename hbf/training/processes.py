@@ -7,6 +7,7 @@ So all processes do the same. A run with one process exchanges nothing.
 
 import contextlib
 import functools
+import ipaddress
 import json
 import os
 import re
@@ -29,6 +30,8 @@ T = TypeVar('T')
 JOIN_SECONDS = 300  # the time that processes wait for each other at the start
 LOST_SECONDS = 60  # the silence after which a process counts as lost, and the others end
 LEAVE_SECONDS = 15  # the time that a process waits for the others at its end, before it counts as failed
+LOST_STATUS = 75  # the exit status of a process that ends because another process is lost
+UNMET_STATUS = 69  # the exit status of a process that ends because the processes did not meet
 
 # Environment variables that launchers set, each with the variable that holds the number of tasks. '': there is none.
 # A single task runs alone.
@@ -52,12 +55,13 @@ def start(coordinator: str = '', processes: int | None = None, process: int | No
   Raises:
     UserError: an argument is missing or not valid, or JAX cannot find the values in the environment.
   """
-  given = _arguments(coordinator, processes, process)
+  given = join_arguments(coordinator, processes, process)
   if processes == 1 or not (given or _in_cluster()):
     return
   # JAX's own handler would take SIGTERM from the run, and do nothing.
   jax.config.update('jax_enable_preemption_service', False)
-  with _ended_after(JOIN_SECONDS, f'the processes of the run did not meet within {JOIN_SECONDS} s: {_advice(given)}'):
+  message = f'the processes of the run did not meet within {JOIN_SECONDS} s: {_advice(given)}'
+  with _ended_after(JOIN_SECONDS, message, UNMET_STATUS):
     try:
       jax.distributed.initialize(
         **given,
@@ -92,12 +96,13 @@ def ended_by_loss() -> Iterator[None]:
   """
   try:
     yield
-  except jax.errors.JaxRuntimeError as error:
+  except (jax.errors.JaxRuntimeError, ValueError) as error:  # a compiled call of JAX may raise a ValueError instead
     if 'Gloo' not in str(error):
       raise
     _end(
       f'another process of the run is gone ({_first_line(error)}): start all again; a run goes on from its last '
-      'checkpoint'
+      'checkpoint',
+      LOST_STATUS,
     )
 
 
@@ -213,8 +218,14 @@ class StopSignal:
     return self._answer
 
 
-def _arguments(coordinator: str, processes: int | None, process: int | None) -> dict[str, Any]:
-  """Check the flags, and return the arguments of `jax.distributed.initialize` for them. {} if no flag is given."""
+def join_arguments(coordinator: str, processes: int | None, process: int | None) -> dict[str, Any]:
+  """Check the flags of `start`. Return the arguments of `jax.distributed.initialize` for them.
+
+  Return {} if no flag is given, or only processes=1.
+
+  Raises:
+    UserError: a flag is missing or not valid.
+  """
   missing = [name for name, value in _flags(coordinator, processes, process).items() if value in ('', None)]
   if len(missing) == 3 or (processes == 1 and len(missing) == 2):
     return {}
@@ -242,6 +253,30 @@ def _arguments(coordinator: str, processes: int | None, process: int | None) -> 
 
 def _flags(coordinator: str, processes: int | None, process: int | None) -> dict[str, Any]:
   return {'coordinator': coordinator, 'processes': processes, 'process': process}
+
+
+def free_port() -> int:
+  """Return a port of this machine at which nothing listens."""
+  with socket.create_server(('', 0)) as free:
+    return int(free.getsockname()[1])
+
+
+def reachable_host(coordinator: str) -> str:
+  """Return the name or address by which the other processes reach this machine: its address on the way to process 0.
+
+  On the machine of process 0 itself, this may be a local address. Then the host of the coordinator is returned.
+  """
+  host, _, port = coordinator.rpartition(':')
+  try:
+    family, kind, _, _, where = socket.getaddrinfo(host.strip('[]'), port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+      probe.connect(where)  # this sends nothing
+      own = ipaddress.ip_address(probe.getsockname()[0])
+  except (OSError, ValueError):
+    return socket.gethostname()
+  if own.is_loopback:
+    return host
+  return f'[{own}]' if own.version == 6 else str(own)
 
 
 def _check_free(port: int) -> None:
@@ -272,9 +307,9 @@ def _advice(given: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def _ended_after(seconds: float, message: str) -> Iterator[None]:
-  """End this process with a message of one line if the code inside the context takes more than `seconds`."""
-  timer = threading.Timer(seconds, _end, [message])
+def _ended_after(seconds: float, message: str, status: int) -> Iterator[None]:
+  """End this process with a message and an exit status if the code inside the context takes more than `seconds`."""
+  timer = threading.Timer(seconds, _end, [message, status])
   timer.daemon = True
   timer.start()
   try:
@@ -283,10 +318,10 @@ def _ended_after(seconds: float, message: str) -> Iterator[None]:
     timer.cancel()
 
 
-def _end(message: str) -> None:
+def _end(message: str, status: int) -> None:
   """End this process at once. A normal exit would wait for the other processes, and then abort."""
   print('error:', message, file=sys.stderr, flush=True)
-  os._exit(1)
+  os._exit(status)
 
 
 def _first_line(error: Exception) -> str:

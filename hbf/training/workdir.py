@@ -65,6 +65,17 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
     UserError: the path can't be a folder, another process has the lock, the folder has files but no run, or it is a
       copy of a run on a bucket.
   """
+  check_run_folder(workdir)
+  with held(workdir):
+    yield
+
+
+def check_run_folder(workdir: pathlib.Path) -> None:
+  """Check that a path is, or can become, a run folder.
+
+  Raises:
+    UserError: the path can't be a folder, or the folder has files but no run.
+  """
   check_place(workdir)
   if (workdir / COPY).exists():
     address = (workdir / COPY).read_text()
@@ -73,8 +84,6 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
     )
   if workdir.exists() and (not workdir.is_dir() or (any(workdir.iterdir()) and not _is_run(workdir))):
     raise UserError(f'{workdir} exists and is not a run: choose another --workdir, or remove it')
-  with held(workdir):
-    yield
 
 
 def check_place(folder: pathlib.Path) -> None:
@@ -175,14 +184,14 @@ def in_use(workdir: pathlib.Path) -> bool:
   path = workdir / '.lock'
   if not path.exists():
     return False
-  with open(path, 'a') as file:
-    return not _lock(file, workdir)
+  with open(path, 'a+') as file:
+    return not _lock(file, workdir, fcntl.LOCK_SH)  # shared, so that two processes that ask do not see each other
 
 
-def _lock(file: TextIO, folder: pathlib.Path) -> bool:
+def _lock(file: TextIO, folder: pathlib.Path, kind: int = fcntl.LOCK_EX) -> bool:
   """Lock an open file until it is closed. Return False if another process has the lock."""
   try:
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(file, kind | fcntl.LOCK_NB)
   except (BlockingIOError, PermissionError):  # PermissionError on file systems with POSIX locks
     return False
   except OSError as error:
@@ -196,7 +205,7 @@ def _lock(file: TextIO, folder: pathlib.Path) -> bool:
 def _is_run(workdir: pathlib.Path) -> bool:
   """Return True if a run has begun in the folder, even if it was killed before it wrote its config."""
   names = {path.name for path in workdir.iterdir()}
-  return 'config.json' in names or names <= {'.lock', 'data.json', 'data.json.tmp', 'config.json.tmp'}
+  return 'config.json' in names or names <= {'.lock', 'elastic', 'data.json', 'data.json.tmp', 'config.json.tmp'}
 
 
 def claim(workdir: pathlib.Path, config: ConfigDict, data: Mapping[str, Any]) -> None:

@@ -110,16 +110,10 @@ echo $? > {0}/$process.status
 """
 
 
-def free_port():
-  with socket.socket() as probe:
-    probe.bind(('', 0))
-    return probe.getsockname()[1]
-
-
 @pytest.fixture(scope='module')
 def talk(tmp_path_factory):
   """Return what two connected processes print, by process."""
-  folder, coordinator = tmp_path_factory.mktemp('talk'), f'localhost:{free_port()}'
+  folder, coordinator = tmp_path_factory.mktemp('talk'), f'localhost:{processes.free_port()}'
   (folder / 'checkpoints').mkdir()
   started = [
     subprocess.Popen(
@@ -163,15 +157,15 @@ def launch(tmp_path):
   """Return a function that starts the processes of docs/how-to/devices.md. It writes their output and statuses."""
   shells = []
 
-  def start(workdir, **changes):
+  def start(workdir, flags='', **changes):
     page = (ROOT / 'docs' / 'how-to' / 'devices.md').read_text()
     lines = re.search(r'Two processes on one machine.*?```sh\n(.*?)```', page, re.DOTALL)[1]
     config = ' '.join(f"'--config.{key}={value}'" for key, value in changes.items())
     command = f'bash {tmp_path}/noted.sh $process {sys.executable} -m hbf'
     for old, new in (
-      ('9876', str(free_port())),
+      ('9876', str(processes.free_port())),
       ('hbf', command),
-      ('--workdir=runs/two', f'--config=configs/digits.py:model=vit --workdir={workdir} {config}'),
+      ('--workdir=runs/two', f'--config=configs/digits.py:model=vit --workdir={workdir} {flags} {config}'),
     ):
       assert lines.count(old) == 1
       lines = lines.replace(old, new)
@@ -262,9 +256,37 @@ def test_the_other_of_a_process_that_dies_or_hangs_ends_with_an_error(
   with contextlib.suppress(ProcessLookupError):
     os.kill(numbers[index], signal.SIGKILL)
   shell.wait(20)
-  assert statuses(tmp_path)[1 - index] in (1, 128 + signal.SIGABRT)
+  assert statuses(tmp_path)[1 - index] in (processes.LOST_STATUS, 128 + signal.SIGABRT)
   said = (tmp_path / str(1 - index)).read_text()
   assert 'another process of the run is gone' in said or 'another task died' in said
+
+
+@pytest.mark.parametrize('kind', [jax.errors.JaxRuntimeError, ValueError])
+def test_a_loss_has_a_status_of_its_own_and_other_errors_pass(monkeypatch, kind):
+  ended = []
+  monkeypatch.setattr(processes, '_end', lambda message, status: ended.append(status))
+  with processes.ended_by_loss():
+    raise kind('UNKNOWN: Gloo AllGather failed: Connection closed by peer')
+  with pytest.raises(kind, match='no room'), processes.ended_by_loss():
+    raise kind('no room')
+  assert ended == [processes.LOST_STATUS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('index', [0, 1])
+def test_an_elastic_run_that_loses_a_process_goes_on_alone(tmp_path, digits_dir, launch, index):
+  """Process 0 has the coordinator and the lock of the run folder. Its child must end with the killed supervisor."""
+  workdir = tmp_path / 'two'
+  any_devices = {'mesh.data': -1, 'mesh.fsdp': 1, 'mesh.tensor': 1}
+  shell = launch(workdir, '--elastic', **TOY | any_devices | {'train.epochs': 3.0, 'data.dir': digits_dir})
+  os.kill(when_reported(workdir, shell)[index], signal.SIGKILL)
+  shell.wait(600)
+  assert [statuses(tmp_path)[i] for i in (index, 1 - index)] == [128 + signal.SIGKILL, 0]
+  said = (tmp_path / str(1 - index)).read_text()
+  assert 'processes left: 1 of 2' in said and 'goes on after step' in said
+  reports = [line['step'] for line in read_metrics(workdir) if line['split'] == 'train']
+  assert reports == [*range(2, reports[-1], 2), reports[-1]]
+  assert (workdir / 'result.json').exists()
 
 
 def is_running(number):
@@ -311,7 +333,10 @@ def test_a_process_without_others_stays_as_it_is(monkeypatch, environment):
 def test_processes_that_do_not_come_are_not_waited_for_for_ever():
   script = 'from hbf.training import processes as p; p.JOIN_SECONDS = 1; p.start({!r}, 2, 1)'
   done = subprocess.run(
-    [sys.executable, '-c', script.format(f'localhost:{free_port()}')], cwd=ROOT, capture_output=True, text=True
+    [sys.executable, '-c', script.format(f'localhost:{processes.free_port()}')],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
   )
-  assert done.returncode == 1
+  assert done.returncode == processes.UNMET_STATUS
   assert re.search(r'^error: the processes of the run did not meet within 1 s: process 1 of 2 waits', done.stderr)
