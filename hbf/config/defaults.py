@@ -142,7 +142,11 @@ COMMON = {
   'train.accumulate': Key(
     1, whole(1), 'Number of parts of a batch that are computed one after another, to save memory.'
   ),
-  'train.label_smoothing': Key(0.0, SHARE, 'Share of the target probability that is spread evenly over all classes.'),
+  'train.label_smoothing': Key(
+    0.0,
+    SHARE,
+    'Share of the target probability that is spread evenly over all classes, tokens, or the two values of a label.',
+  ),
   'train.average': Key(
     0.0,
     RATE,
@@ -387,12 +391,12 @@ def keys(task: str) -> dict[str, Key]:
 
 
 def keys_of_task(task: str) -> dict[str, Key]:
-  """Return the config keys that only this task on images has."""
+  """Return the config keys that this task on images has in addition to those of all tasks on images."""
   return REGRESSION if task == 'regression' else {}
 
 
 def stage_keys(model: str) -> dict[str, Key]:
-  """Return the config keys for the options of a model's two stages, by dotted name, such as 'model.stage2.kernel'.
+  """Return the config keys of the options of a model's two stages, by dotted name, such as 'model.stage2.kernel'.
 
   Raises:
     UserError: there is no such model.
@@ -419,5 +423,5 @@ def defaults(task: str) -> ConfigDict:
 
 
 def empty(values: Values) -> Any:
-  """Return the placeholder for an empty config key. It later gets one of `values`."""
+  """Return a placeholder for the value of an empty config key, of the type of its allowed values."""
   return config_dict.placeholder(int if values.kind is numbers.Integral else float)

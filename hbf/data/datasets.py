@@ -37,8 +37,8 @@ def load(
   """Open a data set.
 
   Args:
-    name: a data set that hbf can prepare (`hbf.data.images.prepare.PREPARATIONS`), any data set of images with classes
-      that TFDS has prepared in `dir`, a format of a user's own data ('image_folder', 'parquet', 'webdataset',
+    name: a data set that hbf can prepare (`hbf.data.images.prepare.PREPARATIONS`), any data set of images with
+      classes that TFDS has prepared in `dir`, a format of a user's own data ('image_folder', 'parquet', 'webdataset',
       'array_files'), or a data set of `hbf.register_dataset`.
     dir: the TFDS data directory, local or on a bucket. `~` is the home directory. Only data sets of TFDS use it.
     root: the folder or file of a user's own data.

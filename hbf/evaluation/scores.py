@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-  """A number that measures how good a model is.
+  """The name, the unit and the format of a number that measures how good a model is.
 
   Attributes:
     name: key in metrics.jsonl and result.json.
-    unit: unit in tables. '': none, or that of the data.
+    unit: unit in tables. '': the score has no unit, or the unit of the data.
     better: the function `max` or `min`. It returns the best of several values.
     form: format of a value in tables, such as '.2f'.
   """

@@ -191,7 +191,7 @@ class _Content(io.BytesIO):
 
 @contextlib.contextmanager
 def _open(path: str, content: bytes | None = None) -> Iterator[Image.Image]:
-  """Open a user's own image for a `with` statement. Errors in the statement become a `UserError` that names `path`."""
+  """Open a user's own image for a `with` statement. Errors in it become a `UserError` that names `path`."""
   file = path if content is None else _Content(content)
   with explain_errors(path), Image.open(file, formats=FORMATS) as image:
     if image.width * image.height > MOST_PIXELS:

@@ -1,12 +1,10 @@
 """Inputs of a jitted step: all examples in device memory, or a stream of batches. Both give bit-identical examples.
 
-A *batch* is a dict of device arrays, sharded over their first axis. If all examples are in device memory, a batch is
-{'index': int32 [B]}. A batch of a stream is {'index', 'image': uint8 [B, H, W, C], 'label'}. The entry 'label' has the
-targets of the images: classes, int32 [B], or labels or values, float32 [B, K]. Inside jit, `gather` makes the same
-complete batch from both kinds of batches. In rows of padding, the index is −1, and the image and the target are 0. A
-*stack* has several batches, stacked on a new first axis.
-
-An input is *resident* if all its examples are in device memory.
+A *batch* is a dict of device arrays, sharded over their first axis. If all examples are in device memory (a
+*resident* input), a batch is {'index': int32 [B]}. A batch of a stream is {'index', 'image': uint8 [B, H, W, C],
+'label'}. The entry 'label' has the targets of the images: classes, int32 [B], or labels or values, float32 [B, K].
+Inside jit, `gather` makes the same complete batch from both kinds of batches. In rows of padding, the index is −1,
+and the image and the target are 0. A *stack* has several batches, stacked on a new first axis.
 """
 
 import abc
@@ -240,7 +238,7 @@ def abstract_resident(
   resident_bytes: int,
   target_shape: tuple[int, ...] = (),
 ) -> Resident:
-  """Return the attribute `resident` of an input as `jax.ShapeDtypeStruct`s with shardings, without reading data.
+  """Return the attribute `resident` of an input, with `jax.ShapeDtypeStruct`s in place of arrays. Read no data.
 
   Args:
     kind: kind of the input; see `make_input`.
@@ -251,7 +249,7 @@ def abstract_resident(
     target_shape: shape of a target: () for classes, (K,) for labels or values.
 
   Returns:
-    `Examples`, or None for a stream. The shapes have shardings.
+    `Examples` of shapes with shardings, or None for a stream.
   """
   if not _is_resident(kind, count, image_shape, sharding, resident_bytes):
     return None
@@ -325,8 +323,8 @@ def gather(resident: Resident, batch: Mapping[str, jax.Array]) -> Batch:
     batch: a batch that the input yielded.
 
   Returns:
-    A dict. `index`, int32 [B], is −1 for padding. `image` is uint8 [B, H, W, C]. `label` has the targets, int32 [B] or
-    float32 [B, K]. `mask`, bool [B], is False for padding.
+    A dict. `index`, int32 [B], is −1 for padding. `image` is uint8 [B, H, W, C]. `label` has the targets, int32 [B]
+    or float32 [B, K]. `mask`, bool [B], is False for padding.
   """
   index = batch['index']
   mask = index >= 0

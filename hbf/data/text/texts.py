@@ -112,7 +112,7 @@ def _encoded(text: str | bytes) -> bytes:
 
 
 def _open_python_help(request: DataRequest) -> str:
-  """Return the texts of all topics of Python's help, half a million characters. They change with Python's version."""
+  """Return Python's language reference, from the topics of Python's help. It changes with Python's version."""
   topics = pydoc_data.topics.topics
   return '\n'.join(topics[name] for name in sorted(topics))
 
