@@ -89,11 +89,13 @@ def _refuse_shared_validation(validation_split: str, test_split: str) -> None:
 
 
 def _as_dataset(opened: Any, request: DataRequest) -> Dataset:
-  """Return what a function opened as a data set. A user's own function may return `ArrayData` instead.
+  """Return the data set that a function opened, if it fits the request.
+
+  A user's own function may have returned `ArrayData` instead of `Dataset`.
 
   Raises:
-    UserError: the function returned another object, or the data set does not fit the request: it lacks a split, or
-      has other targets or images of another size.
+    UserError: the function returned something else. Or the data set lacks a split, or has targets of another kind or
+      images of another size than the request.
   """
   dataset = from_arrays(opened) if isinstance(opened, ArrayData) else opened
   if not isinstance(dataset, Dataset):

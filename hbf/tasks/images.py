@@ -59,6 +59,8 @@ class ImageTask(Task):
   int32 [B], or labels or values, float32 [B, K]. In training, the second has the targets of the loss, float32 [B, K]
   (`loss_targets`). They are mixed if images are. In evaluation, the second is a mask, bool [B], False for padding.
 
+  K is the number of labels or values, or the number of classes.
+
   Attributes:
     targets: the kind of targets that the task needs, see `hbf.data.images.targets`.
     answers: the form of the answers.

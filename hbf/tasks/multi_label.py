@@ -71,5 +71,5 @@ class MultiLabel(ImageTask):
 
   @staticmethod
   def example_scores(per_example: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return numbers in percent whose mean is the mean average precision; see `mean_precision_terms`."""
+    """Return a number for each image. Their mean is the score `map` in percent; see `mean_precision_terms`."""
     return 100 * mean_precision_terms(per_example['labels'], per_example['logits'])

@@ -143,7 +143,7 @@ class Regression(ImageTask):
 
   @staticmethod
   def example_scores(per_example: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return a number for each image whose mean is R², the mean over the targets; see `determination_terms`."""
+    """Return a number for each image. Their mean is the mean R² of the targets; see `determination_terms`."""
     return determination_terms(per_example['targets'], per_example['predictions'])
 
 

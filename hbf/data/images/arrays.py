@@ -178,7 +178,7 @@ def _checked_classes(
 def _checked_vectors(
   stored: Mapping[str, Any], images: Mapping[str, np.ndarray], class_names: Sequence[str] | None
 ) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
-  """Return the K names of the labels or values, and the targets by split: labels uint8, or values float32, [N, K]."""
+  """Return the names of K labels or values, and the targets by split: labels uint8, or values float32, [N, K]."""
   width = np.shape(stored['train'])[1]
   names = tuple(map(str, range(width))) if class_names is None else _names(class_names, least=1)
   if len(names) != width:
@@ -225,7 +225,8 @@ def _class_numbers(
 ) -> np.ndarray:
   """Return the class numbers `value` as int64 [N]. Raise UserError if their shape, type or range is wrong.
 
-  Messages call `value` by `name` and `images` by `images_name`. None as `classes` allows any number of classes.
+  In messages, `value` is called `name`, and `images` is called `images_name`. If `classes` is None, any number of
+  classes is allowed.
   """
   labels = np.asarray(value)
   if labels.shape != images.shape[:1]:

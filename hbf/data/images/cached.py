@@ -60,8 +60,8 @@ class CachedSource:
 def through_cache(dataset: Dataset, directory: str) -> Dataset:
   """Return a data set whose images are read from files in a folder. Write files that are missing.
 
-  The files are in DIRECTORY/NAME-SHAPE-FINGERPRINT, so changed data, or images of another size, are not confused with
-  them. A file gets its name only when it is complete.
+  The files are in DIRECTORY/NAME-SHAPE-FINGERPRINT, so changed data, or images of another size, get files of their
+  own. A file gets its name only when it is complete.
 
   Raises:
     UserError: an image can't be read, or the folder can't be written or has a damaged file.

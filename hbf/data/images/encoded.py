@@ -103,11 +103,11 @@ def as_dataset(name: str, classes: Sequence[str], splits: Mapping[str, Any], tar
 def labeled_dataset(
   request: DataRequest, sources: Mapping[str, Any], stored: Mapping[str, Sequence[Any]], names: Sequence[str] | None
 ) -> Dataset:
-  """Return a data set of images with classes. The sources are completed by the classes and the size of images.
+  """Return a data set of images with classes, from sources that lack the classes and the size of images.
 
   Args:
     request: the part of the config that has the size of images.
-    sources: `EncodedSource`s by split, without classes and size.
+    sources: `EncodedSource`s by split.
     stored: the class of each image as the files store it, by split; see `_number_classes`.
     names: names of the classes; see `_number_classes`.
 

@@ -59,8 +59,8 @@ class RowGroups:
 class ParquetSource(EncodedSource):
   """A `Source` of images in Parquet files.
 
-  To return one image, a source reads the whole row group of the image. So a stream in shuffled order reads more than
-  it uses, unless all encoded images fit into `memory`.
+  To return one image, a source reads all images of its row group. So a stream in shuffled order reads more than it
+  uses, unless all encoded images fit into `memory`.
 
   Attributes:
     groups: path of the file and number in the file of each row group, [g].
