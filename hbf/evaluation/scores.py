@@ -46,8 +46,9 @@ R2 = Score('r2', '', max, '.4f')
 RMSE = Score('rmse', '', min, '.4g')
 MAE = Score('mae', '', min, '.4g')
 
-OF_CLASSES = (LOSS, ACCURACY, TOP5, NLL, ECE, TOKEN_NLL, PERPLEXITY, BITS_PER_BYTE)
-SCORES = (*OF_CLASSES, MEAN_PRECISION, F1, EXACT_MATCH, LABEL_ACCURACY, R2, RMSE, MAE)
+_OF_TEXTS = (TOKEN_NLL, PERPLEXITY, BITS_PER_BYTE)
+_OF_LABELS = (MEAN_PRECISION, F1, EXACT_MATCH, LABEL_ACCURACY)
+SCORES = (LOSS, ACCURACY, TOP5, NLL, ECE, *_OF_TEXTS, *_OF_LABELS, R2, RMSE, MAE)
 
 # The scores of each task. The first score of a task ranks the checkpoints of a run, and the models of a comparison.
 CLASSIFICATION = (ACCURACY, TOP5, NLL, ECE)
