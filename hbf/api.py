@@ -50,9 +50,9 @@ def get_config(data: str, model: str = '', recipe: str = '', size: str = '', tas
     data: the name of a data set, such as 'cifar10'. 'arrays': your own images in memory.
     model: a name such as 'hyperbf', 'gated' or 'vit', or two stages such as 'softmax+hyperbf'. '': hyperbf.
     recipe: a name such as 'small', 'laptop' or 'memo'. '': the recipe of the data set.
-    size: a name such as 'tiny'. '': the size of the recipe.
-    task: for your own images, 'multi_label' to predict labels or 'regression' to predict values. '': the task of the
-      recipe, such as 'classification'.
+    size: the name of a network's size, such as 'tiny'. '': the size of the recipe.
+    task: 'multi_label' or 'regression' if your own images have labels or values, or 'masked_token' for a text. '':
+      the default, which is 'classification' for images and 'next_token' for texts.
 
   Raises:
     ValueError: a name is unknown. The message suggests the nearest known name.
@@ -86,9 +86,9 @@ def train(
 
       step      the number of steps taken so far
       metrics   a dict: 'epoch', and 'loss' and 'accuracy' of training since the last report (`log.every`). Task
-                multi_label has 'label_accuracy' instead, and task regression has 'loss' only. It also has
-                'validation', a dict of scores, if the validation split was evaluated after this step
-                (`evaluate.every`)
+                multi_label has 'label_accuracy' instead of 'accuracy', and task regression has 'loss' only. If the
+                validation split was evaluated after this step (`evaluate.every`), the dict also has 'validation',
+                a dict of scores
       state     params, opt_state and average on the devices. The next steps overwrite these arrays. To keep some,
               copy them, for example with `jax.device_get(state.params)`
 
@@ -98,14 +98,14 @@ def train(
   Args:
     config: a config of `get_config`. It is not changed.
     workdir: the run folder, or its address on a bucket (`s3://…`, `gs://…`). A missing folder is made.
-    data: the images to train and test on. None: the data set that the config names.
+    data: your own images to train and test on. None: the data set that the config names.
     callbacks: functions as described above. They are called in this order.
     devices: the devices to train on. None: all.
     progress: True to show progress on stderr.
 
   Returns:
-    The content of result.json: the scores of the test split, such as 'accuracy' and 'nll', 'params', 'train_seconds'
-    and more. None if a callback stopped the run.
+    The content of result.json: the scores of the test split, such as 'accuracy' and 'nll', the number of parameters
+    ('params'), the seconds of training ('train_seconds') and more. None if a callback stopped the run.
 
   Raises:
     ValueError: the config, the data or the folder is not valid. Nothing is written.
@@ -147,7 +147,7 @@ def evaluate(
     devices: the devices to evaluate on. None: all.
 
   Returns:
-    The scores of the split, for task classification 'n', 'accuracy', 'nll', 'ece', 'confusion' and more.
+    The scores of the split. For task classification they are 'n', 'accuracy', 'nll', 'ece', 'confusion' and more.
 
   Raises:
     ValueError: the folder is not a run folder or has no such checkpoint or split, or the data differ from the run's
@@ -216,7 +216,7 @@ def edit(
   reach: float = REACH,
   margin: float | None = None,
 ) -> 'Run':
-  """Correct a model's answers for single examples by centers. Nothing is trained.
+  """Correct a model's answers for single examples by additional centers. Nothing is trained.
 
   An example is an image, or a prompt for a run of task next_token. The edit of an image has one center, and the edit
   of a prompt has one for each token of the answer. A center changes the logits of all examples whose points lie in a
@@ -229,11 +229,11 @@ def edit(
       for a run of task next_token.
     answers: name or index of the right class of each image, [N]. Or the text that should follow each prompt.
     among: images whose answers should not change, in the same form as `examples`. None: up to 20,000 training images.
-      To read them takes a minute or less on a CPU, in each call of this function. With prompts, `among` must be None.
-      The answers that should not change are then the next tokens at up to 20,000 positions of the training text.
-    reach: radius of a center's ball, divided by a distance. The distance is from the center to the nearest example of
+      Each call of this function then reads them, which takes a minute or less on a CPU. With prompts, `among` must be
+      None: the answers that should not change are the next tokens at up to 20,000 positions of the training text.
+    reach: radius of a center's ball, divided by a distance. The distance is from the center to the nearest image of
       `among` (or position of the training text) whose answer is not the new one. With a reach of at most 1, the ball
-      contains no such example.
+      contains no such image or position.
     margin: difference between the new answer's logit and the largest other logit, after the edit. None: 16 for
       images, 4 for prompts.
 
@@ -242,7 +242,7 @@ def edit(
     removes the last edit.
 
   Raises:
-    ValueError: an image has another shape, a class is unknown, a prompt is empty or too long, or the model already
+    ValueError: an image has a wrong shape, a class is unknown, a prompt is empty or too long, or the model already
       gives this answer. Or an earlier edit is of the same example. Or a language model has no centers.
   """
   count = len(answers)
@@ -290,15 +290,15 @@ def learn(run: 'Run', images: Any, labels: Sequence[str], *, among: tuple[Any, S
     images: images of the new classes [N, H, W, C], of the run's height, width and channels: uint8, or floats from 0
       to 1.
     labels: the name of the class of each image, [N].
-    among: images of the trained classes in the same form, and the index of each image's class. Each class needs at
-      least two images. None: up to 20,000 training images. To read them takes a minute or less on a CPU, in the first
-      call for a run.
+    among: images of the trained classes in the same form, and the index of each image's class, [n]. Each class needs
+      at least two images. None: up to 20,000 training images. The first call for a run then reads them, which takes a
+      minute or less on a CPU.
 
   Returns:
     The run with the new classes. Its `predict` returns the probabilities of trained classes and then of new classes.
 
   Raises:
-    ValueError: an image has another shape, a class exists already, or the run has edits.
+    ValueError: an image has a wrong shape, a class exists already, or the run has edits.
   """
   run._check_classifies('hbf.learn')
   checked = run._checked(images)
@@ -326,7 +326,7 @@ class Run:
     model: the network, a Flax module: `run.model.apply({'params': run.params}, run.normalize(images), train=False)`.
     params: the parameters.
     step: the step of the checkpoint.
-    task: the task of the run (`hbf.tasks`).
+    task: the task of the run, an `hbf.tasks.task.Task`.
     average: True if `params` is the moving average of the trained parameters (`train.average`).
     device: the device that holds the parameters.
     edits: the edits that `model` and `params` contain (`hbf.edit`). None: the run has no edits.
@@ -350,11 +350,13 @@ class Run:
 
   @property
   def classes(self) -> tuple[str, ...]:
-    """The names of the classes, learned classes last. For other tasks, the names of the labels or targets."""
+    """The names of the classes, learned classes last. For other tasks, the names of the labels or values."""
     return (*self._images.class_names, *(self.learned.names if self.learned else ()))
 
   def predict(self, images: Any, batch_size: int = 100) -> np.ndarray:
-    """Return the float32 probabilities [N, classes] of every class or label, or the predicted values [N, targets].
+    """Return the probability of each class or label for each image, or its predicted values, float32 [N, K].
+
+    K is the number of `classes`.
 
     Args:
       images: images [N, H, W, C] of the run's height, width and channels, as uint8 or as floats from 0 to 1.
@@ -448,7 +450,7 @@ class Run:
     return self.with_edits(self.edits.without(number if number != -1 else len(self.edits) - 1))
 
   def save_edits(self) -> None:
-    """Write the edits to the file edits.npz in the run folder. Edits that are already in this file are replaced.
+    """Write the edits to the file edits.npz in the run folder, in place of the edits that the file has.
 
     `hbf.load(workdir, edits=True)`, `hbf predict --edits` and `hbf eval --edits` read this file. If the run has no
     edits, the file is removed.
@@ -478,7 +480,7 @@ class Run:
     return self.with_learned(self.learned.without(name))
 
   def save_learned(self) -> None:
-    """Write the learned classes to the file learned.npz in the run folder. Classes in this file are replaced.
+    """Write the learned classes to the file learned.npz in the run folder, in place of the classes that the file has.
 
     `hbf.load(workdir, learned=True)` and `hbf predict` read this file. If the run has no learned classes, the file is
     removed.
@@ -492,7 +494,7 @@ class Run:
 
   @property
   def _images(self) -> Dataset:
-    """The data set of the run, without its images."""
+    """The data set of the run, without its images. Raise UserError if the run is not on images."""
     if not on_images(self.config.task):
       raise UserError(f'{self.workdir} holds a run of task {self.config.task}: expected one on images')
     return self.task.dataset
@@ -533,7 +535,7 @@ def _dataset(data: Any) -> Dataset | None:
 
 
 def _check_on_images(config: ConfigDict, what: str) -> None:
-  """Raise UserError unless a config is for images. `what` names the config in the message."""
+  """Raise UserError unless the task of a config is on images. `what` names the config in the message."""
   if not on_images(config.task):
     raise UserError(f'{what} is for task {config.task}, and data holds images: expected a task on images')
 

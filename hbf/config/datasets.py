@@ -58,7 +58,7 @@ def imagenet(arguments: str = '') -> ConfigDict:
 def image_folder(arguments: str = '') -> ConfigDict:
   """Return the config of your own images: data.root is a folder with train/CLASS/* and test/CLASS/*.
 
-  With task=multi_label or task=regression, each split has a file labels.csv or targets.csv instead of classes.
+  With task=multi_label or task=regression, each split has a file labels.csv or targets.csv instead of class folders.
   """
   return make_config(arguments, {'name': 'image_folder', **_OWN_IMAGES}, model={'patch': 8})
 
@@ -111,20 +111,20 @@ DATASETS: dict[str, Callable[..., ConfigDict]] = {
 def register_dataset(name: str, open: Opener, *, text: bool = False, **defaults: Mapping[str, Any]) -> None:
   """Register a data set of your own, so that configs, commands and functions know its name.
 
-  Commands and processes that read images import the file NAME.py of the working folder, if there is one. So call this
-  function there, once, outside of functions. docs/how-to/own-formats.md has an example.
+  Call this function in a file NAME.py, outside of any function. Commands, and processes that read images, import this
+  file from the folder in which they run. docs/how-to/own-formats.md has an example.
 
   Args:
     name: the name, a word that may have digits and underscores. An earlier data set of yours with this name is
       replaced.
-    open: a function of an `hbf.DataRequest`, which has keys of the config such as `root`. For images, it returns
-      `hbf.Dataset` or `hbf.ArrayData`. For texts, it returns a str or bytes, or a dict of the texts `train` and
-      `test`.
-    text: True for a text, False for labeled images.
-    **defaults: values of config keys, by section, such as model={'patch': 8}.
+    open: a function that opens the data set. Its argument is an `hbf.DataRequest`, which has keys of the config such
+      as `root`. For images, the function returns `hbf.Dataset` or `hbf.ArrayData`. For texts, it returns a str or
+      bytes, or a dict of the texts `train` and `test`.
+    text: True for a text, False for images.
+    **defaults: default values of config keys for this data set, by section, such as model={'patch': 8}.
 
   Raises:
-    ValueError: the name is that of a data set of the package, or is not a word.
+    ValueError: the name is not a word, or is that of a data set of the package. Or `open` is not a function.
   """
   if not isinstance(name, str) or not re.fullmatch(r'[a-zA-Z]\w*', name) or name in DATASETS:
     raise UserError(f'name is {name!r}: expected a word that is no data set of the package ({", ".join(DATASETS)})')
@@ -137,8 +137,8 @@ def get_config(config: str) -> ConfigDict:
   """Return the config of a data set.
 
   Args:
-    config: name of a data set, such as 'cifar10', or of one of your own (`register_dataset`). Arguments may follow
-      after a colon: NAME:model=…,recipe=…,size=…,task=…. Each of the arguments may be left out.
+    config: the name of a data set, such as 'cifar10' or one that you have registered (`register_dataset`). Arguments
+      may follow after a colon: NAME:model=…,recipe=…,size=…,task=…. Each of the arguments may be left out.
 
   Raises:
     UserError: the data set, an argument or a value is unknown.

@@ -113,7 +113,7 @@ COMMON = {
   'model.remat': Key(
     False,
     FLAG,
-    'True to save memory: the backward pass computes the activations of a block again. On a CPU it only helps '
+    'True to save memory: the backward pass computes the activations of a block again. On a CPU this only helps '
     'together with scan_layers.',
   ),
   'data.name': Key('', TEXT, 'Name of the data set. The first part of --config sets it.'),
@@ -142,7 +142,11 @@ COMMON = {
   'train.accumulate': Key(
     1, whole(1), 'Number of parts of a batch that are computed one after another, to save memory.'
   ),
-  'train.label_smoothing': Key(0.0, SHARE, 'Share of the target probability that is spread evenly over all classes.'),
+  'train.label_smoothing': Key(
+    0.0,
+    SHARE,
+    'Share of the target probability that is spread evenly over all classes, tokens, or the two values of a label.',
+  ),
   'train.average': Key(
     0.0,
     RATE,
@@ -151,7 +155,7 @@ COMMON = {
   'train.patience': Key(
     0,
     whole(0),
-    'Number of consecutive evaluations on held-out data without a better score after which the run ends early. 0: it '
+    'The run ends early after this number of consecutive evaluations on held-out data without a better score. 0: it '
     'never ends early.',
   ),
   'train.teacher': Key(
@@ -161,7 +165,9 @@ COMMON = {
     'RUN/checkpoints/STEP, an exported model or the name of a pretrained model. Empty: there is none.',
   ),
   'train.teacher_weight': Key(
-    0.0, SHARE, "Weight w of the teacher's answers in the loss. The labels have the weight 1 - w. 0: no teacher."
+    0.0,
+    SHARE,
+    "Weight w of the teacher's answers in the loss. The true answers have the weight 1 - w. 0: there is no teacher.",
   ),
   'train.temperature': Key(
     2.0, POSITIVE, 'Number that divides the logits of teacher and student before they are compared.'
@@ -179,7 +185,7 @@ COMMON = {
     'cosine',
     one_of(('cosine', 'restarts', 'linear', 'wsd', 'rsqrt', 'plateau', 'constant')),
     'Course of the learning rate after the warm-up. With `restarts` there are `optimizer.cycles` cosine '
-    'decays, one after the other. With `wsd` the rate stays at the peak until the last part of the run, and then '
+    'decays, one after another. With `wsd` the rate stays at the peak until the last part of the run, and then '
     'decays linearly. `optimizer.decay` is the length of this part. With `rsqrt` the rate falls with the square root '
     'of the step. With `plateau` it falls when the held-out score no longer improves.',
   ),
@@ -223,8 +229,8 @@ COMMON = {
   'optimizer.skip': Key(
     0,
     whole(0),
-    'Number of consecutive steps that may be skipped because a number in them is not finite. After more such steps '
-    'the run ends as diverged. 0: no step is skipped.',
+    'Number of consecutive steps that may be skipped. A step is skipped if it would make a number of the training '
+    'state NaN or infinite. If the step after them would do so too, the run ends as diverged. 0: no step is skipped.',
   ),
   'optimizer.sigma_rate': Key(
     1.0, NOT_NEGATIVE, 'Factor on the learning rate of log σ, and of β of kernel signed_gaussian.'
@@ -302,7 +308,8 @@ IMAGES = {
   'data.columns': Key(
     '',
     TEXT,
-    'Names of the columns of images and labels in Parquet files, as IMAGE,LABEL. Empty: found by type or usual name.',
+    'Names of the columns of images and classes in Parquet files, as IMAGE,LABEL. Empty: they are found by type or '
+    'usual name.',
   ),
   'data.cache': Key(
     '',
@@ -336,7 +343,7 @@ IMAGES = {
     '',
     Values(str, "'', weights or sampling", lambda z: z in ('', 'weights', 'sampling')),
     'Treatment of classes with few training images. weights: their images weigh more in the loss. sampling: their '
-    'images come more often, so that all classes are equally frequent. Empty: all images are alike.',
+    'images come more often, so that all classes are equally frequent. Empty: neither.',
   ),
   'data.transforms': Key(
     (('flip',), ('shift', 4)),
@@ -356,7 +363,8 @@ IMAGES = {
   'evaluate.copies': Key(
     'none',
     one_of(COPIES),
-    'Copies of each image. The outputs for them are averaged, and the scores of these averages are reported too.',
+    'Changed copies of each image. The outputs for them are averaged, and the scores of these averages are reported '
+    'too.',
   ),
 }
 # Only for task regression.
@@ -402,12 +410,12 @@ def keys(task: str) -> dict[str, Key]:
 
 
 def keys_of_task(task: str) -> dict[str, Key]:
-  """Return the config keys that only this task on images has."""
+  """Return the config keys that this task on images has in addition to those of all tasks on images."""
   return REGRESSION if task == 'regression' else {}
 
 
 def stage_keys(model: str) -> dict[str, Key]:
-  """Return the config keys for the options of a model's two stages, by dotted name, such as 'model.stage2.kernel'.
+  """Return the config keys of the options of a model's two stages, by dotted name, such as 'model.stage2.kernel'.
 
   Raises:
     UserError: there is no such model.
@@ -434,5 +442,5 @@ def defaults(task: str) -> ConfigDict:
 
 
 def empty(values: Values) -> Any:
-  """Return the placeholder for an empty config key. It later gets one of `values`."""
+  """Return a placeholder for the value of an empty config key, of the type of its allowed values."""
   return config_dict.placeholder(int if values.kind is numbers.Integral else float)

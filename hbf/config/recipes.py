@@ -78,8 +78,8 @@ def laptop() -> ConfigDict:
 def strong() -> ConfigDict:
   """Return a recipe for a GPU: 300 epochs of a model of 2.8 M parameters.
 
-  It follows Lee et al. 2021, with RandAugment in place of their AutoAugment. The paper trains for 100 epochs, and
-  shows every image three times in each. Our 300 epochs show as many images.
+  It follows Lee et al. 2021, with RandAugment in place of their AutoAugment. The paper trains for 100 epochs and
+  shows every image three times in each epoch, so 300 epochs here show as many images.
   """
   config = defaults()
   config.model.update(width=192, depth=9, heads=12, stem='conv', pool='sequence', positions='sincos2d')
@@ -150,10 +150,10 @@ TEXT_RECIPES = {'characters': characters}
 
 
 def defaults(task: str = 'classification') -> ConfigDict:
-  """Return a config with all defaults and an empty section `stages`.
+  """Return a config of a task with all defaults and an empty section `stages`.
 
-  A recipe writes options for stage 1 and stage 2 into this section. `make_config` copies an option to the model's
-  stage if the stage has it, and removes the section.
+  A recipe writes options for stage 1 and stage 2 into this section. `make_config` copies each option to the model's
+  stage if the stage has such an option. Then it removes the section.
   """
   config = all_defaults(task)
   config.stages = ConfigDict({'stage1': {}, 'stage2': {}})
@@ -161,7 +161,7 @@ def defaults(task: str = 'classification') -> ConfigDict:
 
 
 def named_options(name: str) -> dict[str, Any]:
-  """Return the keys of section `model` that a named model sets, with their values. `resolve` later replaces None."""
+  """Return the keys of section `model` that a named model sets, with their values. `resolve` fills values of None."""
   # The published networks have no class token, and the layers that mix tokens know the positions.
   patches_only = {'pool': 'mean', 'positions': 'none'}
   options: dict[str, dict[str, Any]] = {
@@ -231,7 +231,10 @@ def _make_config(
 
 
 def _set_task(config: ConfigDict, task: str) -> None:
-  """Give a config another task on the same kind of data, its keys, and the values that turn off what it can't use."""
+  """Change the task of a config to another task on the same kind of data.
+
+  The config gets the keys that only the new task has. Keys that it has no use for get the values that turn them off.
+  """
   alike = next(tasks for tasks in (IMAGE_TASKS, TEXT_TASKS) if config.task in tasks)
   config.task = choose('task', task, {name: name for name in alike})
   for values in (UNUSED.get(task, {}), {name: key.default for name, key in keys_of_task(task).items()}):

@@ -45,7 +45,7 @@ def field_meanings(kind: type) -> dict[str, str]:
 
 
 def _stage_table(module: type | None, keys: Mapping[str, Key]) -> str:
-  """Return the table of a stage's options. Their meanings are in the docstring of its class."""
+  """Return a table of the options `keys` of a stage. Their meanings are in the docstring of its class `module`."""
   if module is None or not keys:
     return 'It has no options.\n'
   meanings = field_meanings(module)
@@ -53,7 +53,7 @@ def _stage_table(module: type | None, keys: Mapping[str, Key]) -> str:
 
 
 def _table(keys: Mapping[str, Key]) -> str:
-  """Return a table of keys. Its cells are not padded, because meanings are long."""
+  """Return a table of config keys in Markdown. Its cells are not padded, because meanings are long."""
   rows: list[Iterable[Any]] = [('key', 'default', 'values', 'meaning'), ('---',) * 4]
   for name, key in keys.items():
     default = 'empty' if key.default is None else f'`{key.default!r}`'

@@ -20,14 +20,14 @@ def resolve(config: ConfigDict) -> ConfigDict:
   """Fill the empty keys of a config. Their values follow from other keys, so set those first.
 
   The stages' numbers of units follow from `model.expansion` and `model.width`. The key `model.expansion` is then
-  removed. The factor `optimizer.center_rate` on the centers' learning rate follows from `model.width`
-  and the optimizer. A key that only the config's task has gets its default if the config lacks it.
+  removed. The factor `optimizer.center_rate` of the centers' learning rate follows from `model.width` and the
+  optimizer. A key that only the config's task has gets its default if the config lacks it.
 
   Args:
     config: the config of a run. It is not changed.
 
   Returns:
-    The config that a run folder stores. If `config` is resolved already, the two are equal.
+    The resolved config, as a run folder stores it. It equals `config` if that is resolved already.
 
   Raises:
     UserError: `model.width` or `model.expansion` is outside its range.
@@ -85,10 +85,10 @@ def _check(values: dict[str, Any], known: dict[str, Key]) -> None:
 
 @contextlib.contextmanager
 def naming_keys(config: ConfigDict) -> Iterator[None]:
-  """Turn an OptionError inside a `with` statement into a UserError that names the config keys.
+  """Turn an OptionError in the `with` statement into a UserError that names the config keys of the options.
 
   Raises:
-    UserError: a module raised OptionError.
+    UserError: the `with` statement raised OptionError.
   """
   try:
     yield

@@ -37,24 +37,25 @@ def load(
   """Open a data set.
 
   Args:
-    name: one of `hbf.data.images.prepare.PREPARATIONS`, any data set of labeled images that TFDS has prepared in
-      `dir`, one of `_OPENERS`, or a data set of `hbf.register_dataset`.
+    name: a data set that hbf can prepare (`hbf.data.images.prepare.PREPARATIONS`), any data set of images with
+      classes that TFDS has prepared in `dir`, a format of a user's own data ('image_folder', 'parquet', 'webdataset',
+      'array_files'), or a data set of `hbf.register_dataset`.
     dir: the TFDS data directory, local or on a bucket. `~` is the home directory. Only data sets of TFDS use it.
     root: the folder or file of a user's own data.
     image_size: height and width of the images in pixels. The shorter side of an image is resized to this length, and
       the square in the center is cut out. 0 or None keeps the stored images, which must then all have one size.
     download: True to download and prepare a data set that is not in `dir`. The data set `digits` needs no download
       and is always prepared.
-    test_split: the data set's own name of the labeled split to test on.
-    validation_split: the data set's own name of a labeled split to validate on. '': there is none.
-    columns: columns of images and labels in Parquet files, as 'IMAGE,LABEL'. '': find them.
+    test_split: the data set's own name of the split to test on.
+    validation_split: the data set's own name of a split to validate on. '': there is none.
+    columns: names of the columns of images and classes in Parquet files, as 'IMAGE,LABEL'. '': find them.
     cache: a folder for decoded images, which later calls read. '': images are decoded each time.
-    targets: the kind of the labels, see `hbf.data.images.targets`. An `image_folder`, an `array_files` and a data set
-      of `hbf.register_dataset` may have any kind. Other data sets have classes.
+    targets: the required kind of targets: 'classes', 'labels' or 'values' (`hbf.data.images.targets`). The data sets
+      'image_folder' and 'array_files' and those of `hbf.register_dataset` may have any kind. Others have classes.
 
   Raises:
-    UserError: the data set is unknown, not prepared or damaged, or its examples are not labeled images of one size.
-      The message says what to do.
+    UserError: the data set is unknown, not prepared or damaged, its images differ in size, or its targets are of
+      another kind. The message says what to do.
   """
   refuse_test_on_train(test_split)
   _refuse_shared_validation(validation_split, test_split)
@@ -88,11 +89,13 @@ def _refuse_shared_validation(validation_split: str, test_split: str) -> None:
 
 
 def _as_dataset(opened: Any, request: DataRequest) -> Dataset:
-  """Return a data set that a function opened. A user's own function may return `ArrayData` too.
+  """Return the data set that a function opened, if it fits the request.
+
+  A user's own function may have returned `ArrayData` instead of `Dataset`.
 
   Raises:
-    UserError: it is no data set, or lacks a split, or has another kind of labels. Or its images have another size
-      than the config asks for.
+    UserError: the function returned something else. Or the data set lacks a split, or has targets of another kind or
+      images of another size than the request.
   """
   dataset = from_arrays(opened) if isinstance(opened, ArrayData) else opened
   if not isinstance(dataset, Dataset):
@@ -126,7 +129,7 @@ def _listed(targets: str) -> str:
 
 
 def _check_example(name: str, dataset: Dataset) -> None:
-  """Raise UserError if the first training image or label of a user's own source is of a wrong type or shape."""
+  """Raise UserError if the first training image of a user's own source, or its target, has a wrong type or shape."""
   image, label = dataset.splits['train'][0]
   found = f'{getattr(image, "dtype", type(image).__name__)} {list(np.shape(image))}'
   if found != f'uint8 {list(dataset.image_shape)}':
@@ -139,13 +142,13 @@ def _check_example(name: str, dataset: Dataset) -> None:
 
 
 def describe(name: str, dir: str, image_size: int | None) -> Dataset | None:
-  """Return a data set of black images, as a substitute for a data set that is not prepared.
+  """Return black images as a substitute for a data set that is not prepared; see `load` for the arguments.
 
   The number and the size of the images are those of the data set. Return None if the data set is prepared, or if
-  number and size are not known before the preparation. See `load` for the arguments.
+  number and size are not known before it is prepared.
 
   Raises:
-    UserError: the images vary in size, and no `image_size` is given.
+    UserError: the images of the data set vary in size, and no `image_size` is given.
   """
   entry = prepare.MANUAL.get(name) or prepare.PREPARATIONS.get(name)
   known = entry.images if entry else None
@@ -159,7 +162,10 @@ def describe(name: str, dir: str, image_size: int | None) -> Dataset | None:
 def _image_shape(
   name: str, stored: tuple[int | None, int | None, int], image_size: int | None
 ) -> tuple[int, int, int]:
-  """Return height, width and channels of the images after resizing."""
+  """Return height, width and channels of the images of data set `name` after resizing.
+
+  The argument `stored` has the stored height, width and channels. The height or width is None if it varies.
+  """
   height, width, channels = stored
   if image_size:
     return image_size, image_size, channels
@@ -169,7 +175,7 @@ def _image_shape(
 
 
 def _open_prepared(request: DataRequest) -> Dataset:
-  """Open a data set that TFDS has prepared. Prepare it first if this is possible without a download or allowed."""
+  """Open a data set that TFDS has prepared. Prepare it first if it needs no download, or if a download is allowed."""
   builder = prepared.open_images(prepare.found_or_prepared(request.name, request.dir, request.download))
   features, size = builder.info.features, request.image_size
   shape = _image_shape(request.name, features['image'].shape, size)
@@ -178,7 +184,7 @@ def _open_prepared(request: DataRequest) -> Dataset:
 
 
 def _refuse_arrays(request: DataRequest) -> Dataset:
-  """Raise UserError: arrays in memory have no place that a config could name."""
+  """Raise UserError: arrays in memory have no path that a config could name."""
   raise UserError(
     f'the data set is {request.name} in memory, not in a folder: give the arrays as data=hbf.ArrayData(…)'
   )

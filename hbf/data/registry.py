@@ -1,4 +1,4 @@
-"""Data sets of a user's own by name, and the request that opens a data set."""
+"""Data sets of a user's own by name, and the request that is given to the function that opens a data set."""
 
 import dataclasses
 import importlib
@@ -23,9 +23,9 @@ class DataRequest:
     image_size: height and width in pixels that images are resized to (`data.image_size`). None keeps the stored size.
     download: True if a download is allowed (`data.download`).
     splits: the data set's own name of each split that is used. Its keys are `train`, `test` and perhaps `validation`.
-    columns: names of the columns of images and labels in Parquet files, as 'IMAGE,LABEL' (`data.columns`). '': find
+    columns: names of the columns of images and classes in Parquet files, as 'IMAGE,LABEL' (`data.columns`). '': find
       them.
-    targets: the kind of the labels that the task needs, see `hbf.data.images.targets`.
+    targets: the kind of targets that the task needs: 'classes', 'labels' or 'values'; see `hbf.Dataset`.
   """
 
   name: str
@@ -47,7 +47,7 @@ class Registered:
 
   Attributes:
     open: the function that opens it.
-    text: True if it is a text, False if it has labeled images.
+    text: True if it is a text, False if it has images.
     defaults: values of config keys by section, such as {'model': {'patch': 8}}.
   """
 
@@ -62,11 +62,11 @@ REGISTERED: dict[str, Registered] = {}
 def find(name: str) -> Registered | None:
   """Return the registered data set of a name. None if there is none.
 
-  If the working folder has a file NAME.py that calls `register_dataset`, the file is imported first. So commands and
-  processes that read images know the data set too.
+  If no data set has the name, and the working folder has a file NAME.py that calls `register_dataset`, the file is
+  imported first. So commands, and processes that read images, know the data set too.
 
   Raises:
-    UserError: the file registers other names only.
+    UserError: the file does not register this name.
   """
   path = pathlib.Path(f'{name}.py')
   if name not in REGISTERED and name.isidentifier() and path.is_file() and b'register_dataset' in path.read_bytes():
@@ -82,6 +82,6 @@ def find(name: str) -> Registered | None:
 
 
 def opener(name: str, built_in: Mapping[str, Opener], other: Opener) -> Opener:
-  """Return the function that opens a data set: the user's own, else that of `built_in`, else `other`."""
+  """Return the function that opens the data set `name`: the registered one, else that of `built_in`, else `other`."""
   own = find(name)
   return own.open if own else built_in.get(name, other)

@@ -22,8 +22,8 @@ class Counts(flax.struct.PyTreeNode):
   (`hbf.evaluation.exact.add`).
 
   Attributes:
-    confusion: int32 [C, C], number of examples for each pair of label and prediction.
-    top5: int32, number of examples whose label is among the five largest logits.
+    confusion: int32 [C, C], number of examples for each pair of true class and predicted class.
+    top5: int32, number of examples whose true class is among the five classes with the largest logits.
     nll: float32 [2], the sum of the negative log-likelihoods in nats, and the rounding error of this sum.
     bin_examples: int32 [BINS], number of examples in each bin.
     bin_correct: int32 [BINS], number of correct predictions in each bin.
@@ -97,7 +97,7 @@ def detail(counts: Counts) -> dict[str, Any]:
 
   Returns:
     A dictionary. `per_class` is the accuracy of each class in percent, or None for a class without examples.
-    `confusion` is the number of examples, indexed [label][prediction]. It is left out if there are more than
+    `confusion` has numbers of examples, indexed [true class][predicted class]. It is left out if there are more than
     CONFUSION_CLASSES classes. `reliability` has an entry for each bin of confidence that contains examples. The entry
     has the number of examples in the bin, and their accuracy and mean confidence in percent.
   """

@@ -18,11 +18,11 @@ def summarize(labels: np.ndarray, logits: np.ndarray) -> dict[str, Any]:
     logits: logits of the labels, [n, K].
 
   Returns:
-    A dictionary. `n` is the number of images, and `correct` is the number of images with K correct labels. The other
-    keys are the scores in `hbf.evaluation.scores.MULTI_LABEL`. `map` is the mean of the labels' average precision
-    (`average_precision`), in percent. A label without an image is left out of this mean. `f1` is the mean of the
-    labels' F1, in percent. `exact_match` is the percentage of images with K correct labels, and `label_accuracy` is
-    the percentage of correct labels. `nll` is the mean negative log-likelihood of a label in nats.
+    A dictionary. `n` is the number of images. `correct` is the number of images for which all K predictions are
+    correct. The other keys are the scores in `hbf.evaluation.scores.MULTI_LABEL`. `map` is the average precision
+    (`average_precision_terms`) in percent, as a mean over the labels. A label that no image has is left out.
+    `f1` is F1 in percent, as a mean over the labels. `exact_match` is `correct` in percent, and `label_accuracy` is
+    the percentage of correct predictions. `nll` is the mean negative log-likelihood of a prediction in nats.
   """
   truth, z = labels.astype(bool), logits.astype(np.float64)
   right = (z > 0) == truth
@@ -41,10 +41,15 @@ def summarize(labels: np.ndarray, logits: np.ndarray) -> dict[str, Any]:
 def detail(labels: np.ndarray, logits: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
   """Return the scores of each label.
 
+  Args:
+    labels: 0 or 1, [n, K].
+    logits: logits of the labels, [n, K].
+    names: names of the labels, [K].
+
   Returns:
-    A dictionary with the key `per_label`. It has a dictionary for each name: the number `n` of images with the label,
-    and in percent `average_precision` (None without such an image), `precision`, `recall` and `f1`. `precision` is 0
-    if the label is never predicted, and `recall` is 0 if no image has it.
+    A dictionary with the key `per_label`. It has a dictionary for each name: `n`, the number of images that have the
+    label, and `average_precision`, `precision`, `recall` and `f1` in percent. If no image has the label,
+    `average_precision` is None and `recall` is 0. If the label is never predicted, `precision` is 0.
   """
   found = {}
   for k, name in enumerate(names):
@@ -62,9 +67,13 @@ def detail(labels: np.ndarray, logits: np.ndarray, names: Sequence[str]) -> dict
 
 
 def mean_precision_terms(labels: np.ndarray, logits: np.ndarray) -> np.ndarray:
-  """Return a number for each image, [n], whose mean is the mean average precision, from 0 to 1.
+  """Return a number for each image, [n]. The mean of these numbers is the mean average precision, from 0 to 1.
 
-  See `average_precision_terms`. A label without an image is left out. If no image has a label, all numbers are 0.
+  They are the means of `average_precision_terms` over the labels that some image has. If there are none, they are 0.
+
+  Args:
+    labels: 0 or 1, [n, K].
+    logits: logits of the labels, [n, K].
   """
   terms = [average_precision_terms(labels[:, k].astype(bool), logits[:, k]) for k in range(labels.shape[1])]
   known = [term for term in terms if term is not None]
@@ -72,17 +81,19 @@ def mean_precision_terms(labels: np.ndarray, logits: np.ndarray) -> np.ndarray:
 
 
 def average_precision_terms(truth: np.ndarray, scores: np.ndarray) -> np.ndarray | None:
-  """Return a number for each image, [n], whose mean is the average precision of a label. None if no image has it.
+  """Return a number for each image, [n]. The mean of these numbers is the average precision of a label.
 
-  The precision of an image is the share of images with the label among all images with at least its score. The
-  average precision AP is the mean precision of the images with the label. The number of an image is AP plus the
-  derivative n ∂AP/∂w with respect to the weight w of the image, where all weights are 1 (the infinitesimal
-  jackknife, Jaeckel 1972). So the variance of the numbers divided by n estimates the variance of AP, although AP is
-  not a mean over images.
+  The precision of an image is the fraction of images that have the label, among the images with at least its score.
+  The average precision AP is the mean precision of the images that have the label. The number of an image is
+  AP + n ∂AP/∂w at w = 1, where w is the weight of the image in AP (the infinitesimal jackknife, Jaeckel 1972).
+  So the variance of the numbers, divided by n, estimates the variance of AP, although AP is not a mean over images.
 
   Args:
     truth: booleans [n]. True if the image has the label.
-    scores: a number for each image, [n].
+    scores: the score of each image for this label, such as the logit, [n].
+
+  Returns:
+    The numbers, or None if no image has the label.
   """
   positives = int(truth.sum())
   if not positives:
@@ -100,10 +111,13 @@ def average_precision_terms(truth: np.ndarray, scores: np.ndarray) -> np.ndarray
 
 
 def _sums_from(values: np.ndarray) -> np.ndarray:
-  """Return the sum of the values from each index on."""
+  """Return the sums of the values [n] from each index to the end, [n]."""
   return np.cumsum(values[::-1])[::-1]
 
 
 def _f1(truth: np.ndarray, predicted: np.ndarray) -> float:
-  """Return F1 in percent, the harmonic mean of precision and recall. 0 if the label is not there at all."""
+  """Return F1 of a label in percent, the harmonic mean of precision and recall, from booleans [n].
+
+  F1 is 0 if no image has the label and it is never predicted.
+  """
   return 200 * int((truth & predicted).sum()) / max(int(truth.sum()) + int(predicted.sum()), 1)

@@ -106,10 +106,10 @@ def _check(inside: np.ndarray, outside: np.ndarray) -> None:
 def _placements(inside: np.ndarray, outside: np.ndarray) -> tuple[float, tuple[np.ndarray, np.ndarray]]:
   """Return the AUROC, and two arrays of shares: one for the examples inside [n], and one for those outside [m].
 
-  An example inside has the share of the examples outside with smaller scores. An example outside has the share of the
-  examples inside with greater scores. Ties count half. The shares are computed from ranks (Sun & Xu 2014): the rank
-  among all examples, minus the rank among examples of the same kind, is the number of examples of the other kind with
-  smaller scores.
+  The share of an example inside is the fraction of the examples outside with smaller scores. The share of an example
+  outside is the fraction of the examples inside with greater scores. Ties count half. The shares are computed from
+  ranks (Sun & Xu 2014): the rank among all examples, minus the rank among examples of the same kind, is the number of
+  examples of the other kind with smaller scores.
   """
   n, m = len(inside), len(outside)
   ranks = stats.rankdata(np.concatenate([inside, outside]))
@@ -131,7 +131,10 @@ def _logit_interval(area: float, deviation: float) -> Estimate:
 
 
 def _interval_at_bound(area: float, n: int, m: int) -> Estimate:
-  """Return the AUROC `area`, 0 or 1, with its interval (Newcombe 2006, method 5, Hanley & McNeil's variance)."""
+  """Return the AUROC `area`, 0 or 1, with its interval for n examples inside and m outside.
+
+  The interval is method 5 of Newcombe 2006, with the variance of Hanley & McNeil.
+  """
   extra = (n + m) / 2 - 1
 
   def excess(x: float) -> float:
@@ -144,9 +147,9 @@ def _interval_at_bound(area: float, n: int, m: int) -> Estimate:
 def _false_positives(inside: np.ndarray, outside: np.ndarray) -> Estimate:
   """Return FPR95 with its interval, see `Separation`.
 
-  The true threshold is exceeded by 95% of all possible images inside. It is unknown how many of the given examples
-  inside lie below it: this number has a binomial distribution. For each possible number, the rate has Jeffreys' Beta
-  distribution. The interval is between two quantiles of the mixture of these Beta distributions.
+  95% of all possible images inside exceed the true threshold. The number of given examples inside that lie below the
+  threshold is unknown, but has a binomial distribution. For each possible number, the rate has Jeffreys' Beta
+  distribution. The bounds of the interval are two quantiles of the mixture of these Beta distributions.
   """
   n, m = len(inside), len(outside)
   fewest, most = stats.binom.interval(1 - 1e-9, n, 1 - KEPT)

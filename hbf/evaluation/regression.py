@@ -1,4 +1,7 @@
-"""Scores of the prediction of K values over every image of a split, in float64."""
+"""Scores of the prediction of K values over every image of a split, in float64.
+
+A target is one of the K quantities that have a value for each image.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,15 +19,15 @@ def summarize(targets: np.ndarray, predictions: np.ndarray) -> dict[str, Any]:
     predictions: the predicted values in the same units, [n, K].
 
   Returns:
-    A dictionary. `n` is the number of images. The other keys are the scores in
-    `hbf.evaluation.scores.REGRESSION`, each the mean over the K targets: `r2`, `rmse` and `mae` (`of_each`).
+    A dictionary. `n` is the number of images. The other keys are the scores `r2`, `rmse` and `mae`, each as the mean
+    over the K targets; see `of_each`.
   """
   scores = of_each(targets, predictions)
   return {'n': len(targets)} | {name: float(values.mean()) for name, values in scores.items()}
 
 
 def detail(targets: np.ndarray, predictions: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-  """Return a dictionary with the key `per_target`. It has a dictionary of scores for each name (`of_each`)."""
+  """Return {'per_target': scores}, where scores has for each name a dictionary of the scores in `of_each`."""
   scores = of_each(targets, predictions)
   return {
     'per_target': {
@@ -34,11 +37,10 @@ def detail(targets: np.ndarray, predictions: np.ndarray, names: Sequence[str]) -
 
 
 def of_each(targets: np.ndarray, predictions: np.ndarray) -> dict[str, np.ndarray]:
-  """Return the scores of each target, [K], by name.
+  """Return the scores of each target, float64 [K], by name of the score. See `summarize` for the arguments.
 
-  `rmse` is the root of the mean squared error, and `mae` the mean absolute error. `r2` is 1 minus the mean squared
-  error divided by the variance of the true values. If the true values are all equal, `r2` is 1 without an error, and
-  else 0.
+  `rmse` is the root of the mean squared error, and `mae` is the mean absolute error. `r2` is 1 − E/V, where E is the
+  mean squared error, and V is the variance of the true values. If V is 0, `r2` is 1 if E is 0, else 0.
   """
   error = predictions.astype(np.float64) - targets
   return {
@@ -49,16 +51,16 @@ def of_each(targets: np.ndarray, predictions: np.ndarray) -> dict[str, np.ndarra
 
 
 def determination_terms(targets: np.ndarray, predictions: np.ndarray) -> np.ndarray:
-  """Return a number for each image, [n], whose mean is the mean of R² over the targets."""
+  """Return a number for each image, [n]. The mean of these numbers is the mean of R² over the targets."""
   return determination_terms_of_each(targets, predictions).mean(axis=1)
 
 
 def determination_terms_of_each(targets: np.ndarray, predictions: np.ndarray) -> np.ndarray:
-  """Return a number for each image and each target, [n, K], whose mean over the images is R² of the target.
+  """Return a number for each image and each target, [n, K]. The mean over the images is R² of the target.
 
-  R² is 1 − E/V, where E is the mean of the squared errors e², and V is the mean of d², the squared deviations of the
-  true values from their mean. The number of an image is R² − (e² − d² E/V) / V, which is R² plus its derivative with
-  respect to the image's weight, times n (the infinitesimal jackknife, Jaeckel 1972).
+  R² is 1 − E/V. E is the mean over the images of the squared errors e². V is the mean of d², where d is the deviation
+  of a true value from the mean of true values. The number of an image is R² − (e² − d² E/V) / V. This is
+  R² + n ∂R²/∂w at w = 1, where w is the weight of the image in R² (the infinitesimal jackknife, Jaeckel 1972).
   """
   wide = targets.astype(np.float64)
   squares, deviations = np.square(predictions - wide), np.square(wide - wide.mean(axis=0))

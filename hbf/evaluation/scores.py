@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-  """A number that measures how good a model is.
+  """The name, the unit and the format of a number that measures how good a model is.
 
   Attributes:
     name: key in metrics.jsonl and result.json.
-    unit: unit in tables. '': none, or that of the data.
+    unit: unit in tables. '': the score has no unit, or the unit of the data.
     better: the function `max` or `min`. It returns the best of several values.
     form: format of a value in tables, such as '.2f'.
   """
@@ -46,8 +46,9 @@ R2 = Score('r2', '', max, '.4f')
 RMSE = Score('rmse', '', min, '.4g')
 MAE = Score('mae', '', min, '.4g')
 
-OF_CLASSES = (LOSS, ACCURACY, TOP5, NLL, ECE, TOKEN_NLL, PERPLEXITY, BITS_PER_BYTE)
-SCORES = (*OF_CLASSES, MEAN_PRECISION, F1, EXACT_MATCH, LABEL_ACCURACY, R2, RMSE, MAE)
+_OF_TEXTS = (TOKEN_NLL, PERPLEXITY, BITS_PER_BYTE)
+_OF_LABELS = (MEAN_PRECISION, F1, EXACT_MATCH, LABEL_ACCURACY)
+SCORES = (LOSS, ACCURACY, TOP5, NLL, ECE, *_OF_TEXTS, *_OF_LABELS, R2, RMSE, MAE)
 
 # The scores of each task. The first score of a task ranks the checkpoints of a run, and the models of a comparison.
 CLASSIFICATION = (ACCURACY, TOP5, NLL, ECE)

@@ -24,7 +24,7 @@ def print_result(result: Mapping[str, Any], title: str, console: Console) -> Non
 
 
 def print_classes(summary: Mapping[str, Any], classes: Sequence[str], console: Console) -> None:
-  """Print the accuracy of each class, and the wrong class that is predicted most often for its examples.
+  """Print for each class its accuracy, and the wrong class that is most often predicted for its examples.
 
   If there are more than MOST_CLASSES classes, print only the MOST_CLASSES with the lowest accuracy.
 
@@ -48,11 +48,11 @@ def print_classes(summary: Mapping[str, Any], classes: Sequence[str], console: C
 
 
 def print_parts(scores: Mapping[str, Mapping[str, Any]], part: str, console: Console) -> None:
-  """Print scores by name, one name in each row.
+  """Print the scores of each label or target, one in each row.
 
   Args:
-    scores: the scores of each name, such as `per_label` of `hbf.evaluation.multi_label.detail`.
-    part: the word for a name, such as 'label'.
+    scores: a dict of scores for each name, such as `per_label` of `hbf.evaluation.multi_label.detail`.
+    part: the word for what has a name, such as 'label'.
     console: the console to print to.
   """
   columns = [*next(iter(scores.values()))]

@@ -26,7 +26,7 @@ class Health(NamedTuple):
   Attributes:
     dead: True if the unit adds nothing or learns nothing. Its greatest |R| or the gradient of its coefficients is
       then 0 up to rounding.
-    constant: True if the response hardly varies over the tokens, so that the unit only adds a bias.
+    constant: True if the response hardly varies over the tokens. The unit then adds hardly more than a bias.
   """
 
   dead: jax.Array
@@ -95,7 +95,7 @@ def awake(log_kernels: jax.Array) -> jax.Array:
 
 
 def low_share(rate: ArrayLike) -> jax.Array:
-  """Return True for units that are awake for fewer than one token in a thousand. Such a unit need not be dead.
+  """Return True for units that are awake for fewer than one token in a thousand. Such a unit may still not be dead.
 
   Args:
     rate: fraction of the tokens for which a unit is awake, [..., U].

@@ -1,4 +1,7 @@
-"""The form of a network's answer for an image: classes or labels with probabilities, or values."""
+"""The form of a network's answer for an image.
+
+An answer has names with numbers: classes or labels with their probabilities, or targets with their values.
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -11,13 +14,13 @@ Named = tuple[tuple[str, float], ...]  # names with their numbers
 
 @dataclasses.dataclass(frozen=True)
 class AnswerForm:
-  """The form of an answer: a number for each name.
+  """The form of the answers of a task.
 
   Attributes:
-    numbers: a function from outputs to numbers, both float64 [..., K], such as the softmax.
+    numbers: a function from a network's outputs to the numbers of an answer, both float64 [..., K], such as softmax.
     ranked: True if an answer lists the names with the largest numbers. False if it lists all names in their order.
-    many: the word for the names, such as 'classes'.
-    one: the word for a name, such as 'class'.
+    many: the key in JSON for all names with their numbers, such as 'classes'.
+    one: the word for what has a name, such as 'class'.
     number: the word for a number, such as 'probability'.
     form: the format of a number in tables.
   """
@@ -30,7 +33,7 @@ class AnswerForm:
   form: str
 
   def answer(self, names: Sequence[str], outputs: np.ndarray, top: int) -> Named:
-    """Return the answer for the outputs of one image, float64 [K]. It has at most `top` names if it is ranked."""
+    """Return the answer for one image from its outputs, float64 [K]. A ranked answer has at most `top` names."""
     numbers = self.numbers(outputs)
     order = np.argsort(-outputs, kind='stable')[:top] if self.ranked else np.arange(len(outputs))
     return tuple((names[number], float(numbers[number])) for number in order)

@@ -28,12 +28,13 @@ from hbf.tasks.images import ImageTask, needs_epochs
 class Classification(ImageTask):
   """The classification of images.
 
-  The labels of a batch are int32 [B]. The targets of the loss are class probabilities [B, classes].
+  The targets of a batch's images are class numbers, int32 [B]. For the loss they become class probabilities
+  [B, classes].
 
   Attributes:
     label_smoothing: the part of the target probability that training spreads evenly over all classes.
     balance: the treatment of rare classes. 'weights': their images weigh more in the loss. 'sampling': their images
-      come more often, so that all classes are equally frequent. '': all images are alike.
+      come more often, so that all classes are equally frequent. '': all images have the same weight and frequency.
   """
 
   scores: ClassVar[tuple[Score, ...]] = CLASSIFICATION
@@ -65,9 +66,10 @@ class Classification(ImageTask):
 
   @functools.cached_property
   def class_weights(self) -> np.ndarray:
-    """The weight of each class, N/(C·n), float32 [classes], where n of the N training images are of the class.
+    """The weight of each class in the loss with balance 'weights', float32 [classes].
 
-    C is the number of classes with images. So the mean weight of an image is 1. A class without images has weight 0.
+    The weight is N/(C·n), where n of the N training images are of the class. C is the number of classes with images.
+    So the mean weight of an image is 1. A class without images has weight 0.
     """
     counts = np.bincount(labels_of(self.splits(self.validation)['train']), minlength=len(self.dataset.classes))
     weights = counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1))
@@ -81,14 +83,14 @@ class Classification(ImageTask):
     return 1
 
   def loss_targets(self, labels: jax.Array) -> jax.Array:
-    """Return the class probabilities [B, classes]: 1 for the label, else 0."""
+    """Return class probabilities [B, classes] from class numbers `labels` [B]: 1 for the true class, else 0."""
     return jax.nn.one_hot(labels, len(self.dataset.classes))
 
   def loss(self, logits: jax.Array, targets: Any) -> tuple[jax.Array, jax.Array]:
     """Return the mean cross-entropy of a batch, and the number of images whose likeliest class is right.
 
-    With balance 'weights', each cross-entropy is multiplied by the weight of the image's class. A mixed image has the
-    mean weight of its classes.
+    With balance 'weights', each cross-entropy is multiplied by the weight of the image's class. For a mixed image,
+    this weight is the mean over its classes, according to their shares in the mixture.
     """
     labels, probabilities = targets
     correct = jnp.sum(jnp.argmax(logits, axis=-1) == labels, dtype=jnp.int32)
@@ -105,7 +107,7 @@ class Classification(ImageTask):
     return Counts.zeros(len(self.dataset.classes))
 
   def add_counts(self, counts: Counts, logits: jax.Array, targets: Any) -> tuple[Counts, dict[str, jax.Array]]:
-    """Add an evaluated batch to the counts. Also return `labels` and `predictions` of each image, int32."""
+    """Add an evaluated batch to the counts. Also return each image's true and predicted class numbers, int32 [B]."""
     labels, mask = targets
     per_example = {'labels': labels, 'predictions': jnp.argmax(logits, axis=-1).astype(jnp.int32)}
     return counts.add(logits, labels, mask), per_example

@@ -24,7 +24,7 @@ class SplitResult(NamedTuple):
   Attributes:
     summary: the scores, see `hbf.tasks.task.TaskScores.summarize`.
     per_example: arrays [n, …] by name, such as `predictions`, with a row for each example, in the order of the split.
-    counts: counts from which `hbf.tasks.task.TaskScores` computes the summary and details, together with the arrays.
+    counts: the counts that `hbf.tasks.task.TaskScores.add_counts` has added up over the split.
   """
 
   summary: dict[str, Any]
@@ -41,7 +41,8 @@ class Evaluator:
 
   Attributes:
     batch_size: the largest number of examples in a step.
-    step: the jitted step (counts, variables, resident, batch) → (counts, values of each row by name).
+    step: the jitted step (counts, variables, resident, batch) → (counts, per-example arrays by name). Its `variables`
+      are {'params': parameters}, and `resident` is that of the split's input.
   """
 
   def __init__(

@@ -38,7 +38,13 @@ from hbf.tasks.task import ModelBatch, Task
 
 @dataclasses.dataclass(frozen=True)
 class ImageReading:
-  """Options for the transfer of images to the devices, as in `hbf.data.pipeline.inputs.make_input`."""
+  """Options for the transfer of images to the devices.
+
+  Attributes:
+    input: the kind of input, see `hbf.data.pipeline.inputs.make_input`.
+    workers: number of processes that read a stream. 0 reads in threads.
+    resident_bytes: the most bytes of images that input 'auto' puts on each device.
+  """
 
   input: str
   workers: int
@@ -49,17 +55,19 @@ class ImageReading:
 class ImageTask(Task):
   """A task on images. A subclass adds the loss, the scores and the form of answers.
 
-  The targets of a batch are two arrays. The first has the labels: classes as int32 [B], or vectors as float32 [B, K].
-  In training, the second has the targets of the loss, float32 [B, outputs] (`loss_targets`), which are mixed if
-  images are. In evaluation, the second is a mask of booleans [B] that is False for padding.
+  `ModelBatch.targets` are two arrays. The first has the targets of the images, as the data set stores them: classes,
+  int32 [B], or labels or values, float32 [B, K]. In training, the second has the targets of the loss, float32 [B, K]
+  (`loss_targets`). They are mixed if images are. In evaluation, the second is a mask, bool [B], False for padding.
+
+  K is the number of labels or values, or the number of classes.
 
   Attributes:
-    targets: the kind of labels that the task needs, see `hbf.data.images.targets`.
+    targets: the kind of targets that the task needs, see `hbf.data.images.targets`.
     answers: the form of the answers.
-    dataset: the images.
-    reading: how the images get to the devices.
-    mean: the mean of each channel, with white as 1. () before it is measured.
-    std: the standard deviation of each channel, with white as 1. () before it is measured.
+    dataset: the images with their targets.
+    reading: the options for the transfer of images to the devices.
+    mean: the mean of each channel, on a scale from 0 (black) to 1 (white). () before it is measured.
+    std: the standard deviation of each channel, on the same scale. () before it is measured.
     transforms: the transforms of each training image (`hbf.data.augment.transforms.read_transforms`).
     mix: the mixing of pairs of training images (`hbf.data.augment.pairs.read_mix`).
     seed: the seed of the order of the examples.
@@ -130,7 +138,7 @@ class ImageTask(Task):
 
   @classmethod
   def _check_targets(cls, dataset: Dataset) -> None:
-    """Raise UserError if the data set has labels of another kind than the task needs."""
+    """Raise UserError if the data set has targets of another kind than the task needs."""
     if dataset.targets == cls.targets:
       return
     theirs = TASK[dataset.targets]
@@ -142,19 +150,19 @@ class ImageTask(Task):
 
   @property
   def description(self) -> str:
-    """The number of outputs, in words."""
+    """The number and the kind of the outputs in words, such as '10 classes'."""
     return f'{len(self.dataset.classes)} {self.targets}'
 
   def make_model(self, model: ConfigDict) -> nn.Module:
-    """Return the network that the `model` part of a config describes. It has an output for each class or label."""
+    """Return the network that the `model` part of a config describes. It has an output per class, label or value."""
     return build_model(model, len(self.dataset.classes))
 
   def about(self) -> dict[str, Any]:
-    """Return facts for the config.json of an exported network, beside those that all tasks have."""
+    """Return additional facts for the config.json of an exported network. By default there are none."""
     return {}
 
   def outputs(self, logits: jax.Array) -> jax.Array:
-    """Return the network's outputs [B, outputs] as an exported network returns them: the logits."""
+    """Return what an exported network returns for these logits [B, K]: by default the logits themselves."""
     return logits
 
   # Data.
@@ -172,7 +180,7 @@ class ImageTask(Task):
 
   @property
   def target_shape(self) -> tuple[int, ...]:
-    """Shape of a label: () for a class, (K,) for a vector."""
+    """Shape of the target of an image: () for a class, (K,) for labels or values."""
     return () if self.targets == CLASSES else (len(self.dataset.classes),)
 
   @property
@@ -207,7 +215,7 @@ class ImageTask(Task):
     return resident, abstract_batch(resident, self.shape, sharding, *leading, target_shape=target)
 
   def measure(self, config: ConfigDict, train: Input | None) -> ConfigDict:
-    """Return the config with `data.mean` and `data.std`. If `train` is None, each mean is 1/2 and each std 1/4."""
+    """Return the config with measured `data.mean` and `data.std`. If `train` is None, they are 1/2 and 1/4."""
     resolved = config.copy_and_resolve_references()
     if train is None:
       channels = self.shape[-1]
@@ -220,7 +228,7 @@ class ImageTask(Task):
   # Batches.
 
   def train_batch(self, keys: tuple[jax.Array, jax.Array], resident: Resident, batch: Batch) -> ModelBatch:
-    """Return augmented and mixed images. The first key is for augmentation, the second for mixing."""
+    """Return augmented, mixed and normalized images. The first key is for augmentation, the second for mixing."""
     examples = gather(resident, batch)
     index, labels = examples['index'], examples['label']
     images = augment(
@@ -230,11 +238,11 @@ class ImageTask(Task):
     return ModelBatch(normalize(images, self.mean, self.std), (labels, targets))
 
   def loss_targets(self, labels: jax.Array) -> jax.Array:
-    """Return the targets of the loss, float32 [B, outputs]: the labels themselves, unless a task has others."""
+    """Return the targets of the loss, float32 [B, K], from the targets of the images: by default the same."""
     return labels
 
   def _time(self, step: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array] | tuple[()]:
-    """Return the run's random key, and the epoch of each image of a batch. () if no transform needs them."""
+    """Return the arguments `fixed_key` and `epochs` of `augment`. () if no transform needs them."""
     if not needs_epochs(self.transforms):
       return ()
     # Only the number of held-out images matters here. `stratify` would read the labels and not change this number.
@@ -244,16 +252,16 @@ class ImageTask(Task):
     return jax.random.fold_in(jax.random.key(self.seed), 2**32 - 1), order.epochs(step)
 
   def eval_batch(self, resident: Resident, batch: Batch) -> ModelBatch:
-    """Return the images without augmentation."""
+    """Return normalized images without augmentation."""
     examples = gather(resident, batch)
     return ModelBatch(normalize(examples['image'], self.mean, self.std), (examples['label'], examples['mask']))
 
   def mean_of(self, values: jax.Array, targets: Any) -> jax.Array:
-    """Return the mean over all predictions of a batch."""
+    """Return the mean of `values`, one for each prediction in a batch, [B] or [B, K]."""
     del targets
     return values.mean()
 
 
 def needs_epochs(transforms: Sequence[Entry]) -> bool:
-  """Return True if a transform needs the number of the epoch."""
+  """Return True if a transform needs the index of the epoch."""
   return 'epoch' in {need for name, *_ in transforms for need in TRANSFORMS[name].needs}

@@ -30,8 +30,8 @@ _MASKS = 143  # the seed of the masks of evaluation, which are always the same
 class Language(Task):
   """A task on windows of texts.
 
-  The targets of a batch are two arrays [B, T]. The first has the labels, int32. The second has booleans, which are
-  True for the tokens that count in the loss and in the scores.
+  `ModelBatch.targets` are two arrays [B, T]. The first has the token to predict at each position, int32. The second
+  has booleans, which are True for the predictions that count in the loss and in the scores.
 
   Attributes:
     dataset: the texts.
@@ -82,7 +82,7 @@ class Language(Task):
     return identity_of(self.dataset)
 
   def splits(self, validation: float) -> dict[str, Text]:
-    """Return the splits. The end of train is held out."""
+    """Return the texts of the splits. The validation text is the fraction `validation` at the end of train."""
     tokens = self.dataset.splits['train']
     held = len(tokens) - round(validation * len(tokens))
     found = {'train': tokens[:held], 'validation': tokens[held:], 'test': self.dataset.splits['test']}
@@ -126,20 +126,20 @@ class Language(Task):
     """Return the batch for the network and its loss.
 
     Args:
-      keys: a key for each window, [B].
-      tokens: the windows, [B, T + 1].
-      present: booleans [B, T + 1]. False for padding.
+      keys: a random key for each window, [B].
+      tokens: windows of T tokens, each followed by the next token of the text, [B, T + 1].
+      present: booleans [B, T + 1]. False for padding and beyond the end of the text.
     """
 
   def mean_of(self, values: jax.Array, targets: Any) -> jax.Array:
-    """Return the mean over the tokens that count. Every window must have the same number of these tokens."""
+    """Return the mean of `values` [B, T] over the predictions that count. Every window must have equally many."""
     labels, counted = targets
     return jnp.sum(values, where=counted) / (len(labels) * self.predictions)
 
   def loss(self, logits: jax.Array, targets: Any) -> tuple[jax.Array, jax.Array]:
-    """Return the mean cross-entropy of the tokens that count, and the number of correct predictions among them.
+    """Return the mean cross-entropy of the predictions that count, and the number of correct ones among them.
 
-    Every window must have the same number of tokens that count.
+    Every window must have the same number of predictions that count.
     """
     labels, counted = targets
     nll = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
@@ -158,10 +158,10 @@ class Language(Task):
   def add_counts(
     self, counts: TextCounts, logits: jax.Array, targets: Any
   ) -> tuple[TextCounts, dict[str, jax.Array]]:
-    """Add an evaluated batch to the counts.
+    """Add an evaluated batch to the counts. Also return two arrays with a number for each window.
 
-    The values of each window are `nll` (float32, the sum over the tokens that count) and `tokens` (int32, the number
-    of these tokens).
+    `nll` has the summed negative log-likelihoods of the predictions that count, float32 [B]. `tokens` has the number
+    of these predictions, int32 [B].
     """
     labels, counted = targets
     nll = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
@@ -181,7 +181,7 @@ class Language(Task):
 
   @staticmethod
   def example_scores(per_example: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return each window's summed cross-entropy in nats, divided by the mean number of counted tokens in a window."""
+    """Return the summed cross-entropy of each window, divided by the mean number of predictions in a window."""
     return per_example['nll'] / per_example['tokens'].mean()
 
 
@@ -218,7 +218,7 @@ class MaskedToken(Language):
 
   @property
   def predictions(self) -> int:
-    """The number of masked tokens, 15% of every window."""
+    """The number of tokens that are masked in a window: 15% of them, and at least one."""
     return max(1, round(MASKED * self.length))
 
   def make_model(self, model: ConfigDict) -> nn.Module:

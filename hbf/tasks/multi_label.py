@@ -22,11 +22,11 @@ from hbf.tasks.images import ImageTask
 class MultiLabel(ImageTask):
   """The prediction of K labels, each by its own sigmoid.
 
-  The labels of a batch are float32 [B, K], each 0 or 1. The targets of the loss are probabilities [B, K].
+  The targets of a batch's images are float32 [B, K], each 0 or 1. Mixed images have targets between 0 and 1.
 
   Attributes:
-    label_smoothing: the part s of the target probability that training spreads evenly over true and false. The target
-      y becomes (1 − s) y + s/2.
+    label_smoothing: the part s of the target probability that training spreads evenly over true and false. In the
+      loss, a target y becomes (1 − s) y + s/2.
   """
 
   scores: ClassVar[tuple[Score, ...]] = MULTI_LABEL
@@ -47,18 +47,18 @@ class MultiLabel(ImageTask):
     return len(self.dataset.classes)
 
   def loss(self, logits: jax.Array, targets: Any) -> tuple[jax.Array, jax.Array]:
-    """Return the mean cross-entropy of a batch's labels, and the number of labels that are predicted correctly."""
+    """Return the mean cross-entropy over all images and labels of a batch, and the number of correct predictions."""
     labels, probabilities = targets
     correct = jnp.sum((logits > 0) == (labels > 0), dtype=jnp.int32)
     smooth = (1 - self.label_smoothing) * probabilities + self.label_smoothing / 2
     return self.mean_of(optax.sigmoid_binary_cross_entropy(logits, smooth), targets), correct
 
   def empty_counts(self) -> tuple[()]:
-    """Return no counts. The scores follow from the logits of all images."""
+    """Return no counts. The scores are computed from the logits of all images instead."""
     return ()
 
   def add_counts(self, counts: tuple[()], logits: jax.Array, targets: Any) -> tuple[tuple[()], dict[str, jax.Array]]:
-    """Return `labels`, uint8 [B, K], and `logits`, float32 [B, K]."""
+    """Return the empty counts and, for each image, the true `labels`, uint8 [B, K], and `logits`, float32 [B, K]."""
     return counts, {'labels': targets[0].astype(jnp.uint8), 'logits': logits.astype(jnp.float32)}
 
   def summarize(self, counts: tuple[()], per_example: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -71,5 +71,5 @@ class MultiLabel(ImageTask):
 
   @staticmethod
   def example_scores(per_example: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return each image's share of the mean average precision, in percent."""
+    """Return a number for each image. Their mean is the score `map` in percent; see `mean_precision_terms`."""
     return 100 * mean_precision_terms(per_example['labels'], per_example['logits'])

@@ -23,7 +23,7 @@ TASKS: Mapping[str, type[Task]] = {
 
 
 def on_images(task: str) -> bool:
-  """Return True if the task of this name is on images.
+  """Return True if the examples of this task are images, False if they are texts.
 
   Raises:
     UserError: the task is unknown.

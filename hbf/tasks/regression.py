@@ -1,4 +1,7 @@
-"""The prediction of K values of an image."""
+"""The prediction of K values of an image.
+
+Here, a target is one of the K quantities that have a value for each image, such as a position in pixels.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -25,9 +28,8 @@ from hbf.tasks.images import ImageTask
 class Regression(ImageTask):
   """The prediction of K values.
 
-  The network predicts standardized values: the mean of each target is subtracted, and the rest is divided by its
-  standard deviation. The labels of a batch are values in their own units, float32 [B, K]. The targets of the loss are
-  standardized values [B, K].
+  The network predicts standardized values: from each value, the mean of its target is subtracted, and the difference
+  is divided by the target's standard deviation. Data sets, answers and scores have values in the units of the data.
 
   Attributes:
     target_mean: the mean of each target over the training images. () before it is measured.
@@ -70,13 +72,14 @@ class Regression(ImageTask):
     return {'target_mean': [*self.target_mean], 'target_std': [*self.target_std]}
 
   def outputs(self, logits: jax.Array) -> jax.Array:
-    """Return the predicted values in the units of the targets."""
+    """Return predicted values in the units of the data, from standardized values `logits`, both [B, K]."""
     return in_units(logits, self.target_mean, self.target_std)
 
   def measure(self, config: ConfigDict, train: Input | None) -> ConfigDict:
-    """Return the config with the mean and the deviation of channels and of targets; see `ImageTask.measure`.
+    """Return the config with mean and deviation of each channel and each target; see `ImageTask.measure`.
 
-    If `train` is None and they are not given, each target has the mean 0 and the deviation 1.
+    Keys `data.target_mean` and `data.target_std` that the config has already are kept. Otherwise, if `train` is None,
+    each target gets the mean 0 and the deviation 1.
 
     Raises:
       UserError: a target has the same value in all training images.
@@ -101,13 +104,14 @@ class Regression(ImageTask):
     return len(self.dataset.classes)
 
   def loss_targets(self, labels: jax.Array) -> jax.Array:
-    """Return the standardized values."""
+    """Return the standardized values of the values `labels`, both [B, K]."""
     return (labels - jnp.asarray(self.target_mean)) / jnp.asarray(self.target_std)
 
   def loss(self, logits: jax.Array, targets: Any) -> tuple[jax.Array, jax.Array]:
-    """Return the mean loss of a batch's standardized values. The number of correct predictions is 0: none is exact.
+    """Return the mean loss of a batch, and 0 as the number of correct predictions, which regression does not have.
 
-    The loss of an error e is e². With Huber's loss it is e²/2 up to |e| = δ, and δ(|e| − δ/2) beyond (Huber 1964).
+    The loss of an error e of a standardized value is e². If δ = `huber` is positive, the loss is e²/2 up to |e| = δ,
+    and δ(|e| − δ/2) beyond (Huber 1964).
     """
     _, standardized = targets
     if self.huber:
@@ -117,11 +121,11 @@ class Regression(ImageTask):
     return self.mean_of(losses, targets), jnp.zeros((), jnp.int32)
 
   def empty_counts(self) -> tuple[()]:
-    """Return no counts. The scores follow from the predictions for all images."""
+    """Return no counts. The scores are computed from the predictions for all images instead."""
     return ()
 
   def add_counts(self, counts: tuple[()], logits: jax.Array, targets: Any) -> tuple[tuple[()], dict[str, jax.Array]]:
-    """Return `targets` and `predictions`, float32 [B, K], in the units of the targets."""
+    """Return the empty counts, and true and predicted values, float32 [B, K], in the units of the data."""
     return counts, {'targets': targets[0], 'predictions': self.outputs(logits.astype(jnp.float32))}
 
   def summarize(self, counts: tuple[()], per_example: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -139,10 +143,10 @@ class Regression(ImageTask):
 
   @staticmethod
   def example_scores(per_example: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return each image's share of R²."""
+    """Return a number for each image. Their mean is the mean R² of the targets; see `determination_terms`."""
     return determination_terms(per_example['targets'], per_example['predictions'])
 
 
 def in_units(outputs: jax.Array, mean: Sequence[float], std: Sequence[float]) -> jax.Array:
-  """Return standardized values [B, K] in the units of the targets, whose mean and deviation are given."""
+  """Return the values in the units of the data, [B, K], from standardized values, mean and deviation of targets."""
   return outputs * jnp.asarray(std) + jnp.asarray(mean)

@@ -27,7 +27,7 @@ class ModelBatch(NamedTuple):
 
   Attributes:
     inputs: the inputs of the network, [B, …].
-    targets: the task's own arrays, each [B, …], to which the outputs are compared.
+    targets: arrays [B, …] of the task's own, from which it computes loss and scores, such as classes and a mask.
   """
 
   inputs: jax.Array
@@ -66,7 +66,7 @@ class TaskData(abc.ABC):
   @property
   @abc.abstractmethod
   def units(self) -> int:
-    """The number of images or tokens in an example (`unit`). The network has an output for each."""
+    """The number of units in an example: 1 if `unit` is 'image', the tokens of a window if it is 'token'."""
 
   @abc.abstractmethod
   def identity(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class TaskData(abc.ABC):
     """
 
   def train_order(self, source: Any, seed: int, batch_size: int) -> Order:
-    """Return the order of the training examples: shuffled epochs, unless a task has another order.
+    """Return the order of the training examples. By default, these are shuffled epochs.
 
     Args:
       source: the training examples.
@@ -113,11 +113,11 @@ class TaskData(abc.ABC):
 
   @abc.abstractmethod
   def measure(self, config: ConfigDict, train: Input | None) -> ConfigDict:
-    """Return the config with the values that are measured on the training data, such as the mean of images.
+    """Return the config with the values that are measured on the training data, such as the mean of each channel.
 
     Args:
       config: the run's config.
-      train: the training data. None: the config gets placeholder numbers instead of measured ones.
+      train: the training data. None: nothing is measured, and the config gets placeholder numbers.
     """
 
 
@@ -126,8 +126,8 @@ class TaskLoss(abc.ABC):
 
   Attributes:
     loss_score: the loss as a score, with its unit.
-    training_score: the percentage of correct predictions in training as a score. None if predictions are not correct
-      or wrong, but near or far.
+    training_score: the percentage of correct predictions in training as a score. None if the task predicts values,
+      which are not simply correct or wrong.
   """
 
   loss_score: ClassVar[Score] = LOSS
@@ -140,7 +140,9 @@ class TaskLoss(abc.ABC):
 
   @abc.abstractmethod
   def train_batch(self, keys: tuple[jax.Array, jax.Array], resident: Resident, batch: Batch) -> ModelBatch:
-    """Return a batch for training. The random draws for an example depend only on a key and on the example's index.
+    """Return the inputs and the targets of a batch for training.
+
+    The random draws for an example depend only on a key and on the example's index.
 
     Args:
       keys: two random keys. The first is for draws that concern one example, such as augmentation. The second is for
@@ -151,28 +153,35 @@ class TaskLoss(abc.ABC):
 
   @abc.abstractmethod
   def eval_batch(self, resident: Resident, batch: Batch) -> ModelBatch:
-    """Return a batch for evaluation. See `train_batch` for the arguments; an entry 'step' is not needed."""
+    """Return inputs and targets of a batch for evaluation. See `train_batch`; an entry 'step' is not needed."""
 
   @abc.abstractmethod
   def mean_of(self, values: jax.Array, targets: Any) -> jax.Array:
-    """Return the mean of a number for each prediction, over the predictions of a batch that count in the loss.
+    """Return the mean of `values` over those predictions of a batch that count in the loss.
 
     Args:
-      values: a number for each prediction, float32 [B] or [B, T].
+      values: a number for each prediction, float32 [B], [B, K] or [B, T].
       targets: the targets of the batch, see `ModelBatch`.
     """
 
   @abc.abstractmethod
   def loss(self, logits: jax.Array, targets: Any) -> tuple[jax.Array, jax.Array]:
-    """Return the mean loss of a batch's predictions, and the number of correct predictions, int32."""
+    """Return the mean loss of a batch, and the number of correct predictions, int32.
+
+    Args:
+      logits: outputs of the network.
+      targets: the targets of the batch, see `ModelBatch`.
+    """
 
 
 class TaskScores(abc.ABC):
   """The scores of a task. `empty_counts` and `add_counts` are pure and run inside jit.
 
+  Counts are sums over the batches of a split, such as a confusion matrix.
+
   Attributes:
     scores: the scores of a split. The first score ranks checkpoints, and the networks of a comparison.
-    label_names: names of the arrays of `add_counts` that do not depend on the network, such as 'labels'.
+    label_names: names of those arrays of `add_counts` that do not depend on the network, such as 'labels'.
   """
 
   scores: ClassVar[tuple[Score, ...]]
@@ -184,7 +193,7 @@ class TaskScores(abc.ABC):
 
   @abc.abstractmethod
   def add_counts(self, counts: Any, logits: jax.Array, targets: Any) -> tuple[Any, dict[str, jax.Array]]:
-    """Add an evaluated batch to the counts. Return the new counts, and arrays [B] with values of the examples."""
+    """Add an evaluated batch to the counts. Return the new counts, and per-example arrays [B, …] by name."""
 
   @abc.abstractmethod
   def summarize(self, counts: Any, per_example: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -207,9 +216,9 @@ class TaskScores(abc.ABC):
   @staticmethod
   @abc.abstractmethod
   def example_scores(per_example: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return a number for each example, such that the mean of these numbers is the first score.
+    """Return a number for each example, [n]. The mean of these numbers is the first of `scores`.
 
-    `per_example` has the arrays of `add_counts`, for all examples of the split.
+    The argument `per_example` has the arrays of `add_counts`, for all n examples of the split.
     """
 
 
@@ -217,8 +226,8 @@ class Task(TaskData, TaskLoss, TaskScores):
   """A task on a data set: its data, its loss, its scores and its networks.
 
   Attributes:
-    copies: a function that makes copies of a batch's inputs (`hbf.data.augment.copies`). The outputs for the copies
-      are averaged. None: no copies.
+    copies: a function that makes changed copies of a batch's inputs (`hbf.data.augment.copies`). Evaluation averages
+      the outputs for the copies. None: no copies.
     demo_command: a command that shows what a trained run can do, without the flag --workdir. '': no command.
   """
 
@@ -237,7 +246,7 @@ class Task(TaskData, TaskLoss, TaskScores):
   @property
   @abc.abstractmethod
   def description(self) -> str:
-    """The kinds of predictions in words, such as '10 classes'."""
+    """What the network predicts, in words, such as '10 classes'."""
 
   @abc.abstractmethod
   def make_model(self, model: ConfigDict) -> nn.Module:

@@ -21,7 +21,7 @@ OPERATIONS = (*POINTWISE, 'saturation', 'sharpness')
 
 
 def to_factor(value: jax.Array) -> jax.Array:
-  """Return the multiple of 1/4096 nearest to a number, in units of 1/4096, int32."""
+  """Round a number to the nearest multiple of 1/4096. Return it in units of 1/4096, int32."""
   return jnp.round(value * ONE).astype(jnp.int32)
 
 
@@ -93,7 +93,7 @@ def gray(image: jax.Array) -> jax.Array:
 
 
 def mean_gray(image: jax.Array) -> jax.Array:
-  """Return the rounded mean of the luma, int32. The sum overflows for images of more than 4 million pixels."""
+  """Return the rounded mean luma of all pixels, int32 []. The sum overflows for more than 4 million pixels."""
   luma = gray(image)
   return (2 * jnp.sum(luma) + luma.size) // (2 * luma.size)
 
@@ -101,7 +101,8 @@ def mean_gray(image: jax.Array) -> jax.Array:
 def smooth(image: jax.Array) -> jax.Array:
   """Return the result of Pillow's filter SMOOTH, int32.
 
-  The filter is a mean over 3×3 pixels in which the middle pixel counts five times. Pixels at the border stay.
+  The filter is a mean over 3×3 pixels in which the middle pixel counts five times. It does not change the pixels at
+  the border.
   """
   image = image.astype(jnp.int32)
   rows = image[:-2] + image[1:-1] + image[2:]
@@ -110,7 +111,7 @@ def smooth(image: jax.Array) -> jax.Array:
 
 
 def _table_indices(image: jax.Array) -> jax.Array:
-  """Return the index of each level of an image in a flattened table [256, C], int32 [H · W · C]."""
+  """Return for each pixel and channel the index of its level in a flattened table [256, C], int32 [H · W · C]."""
   channels = image.shape[-1]
   return (image.astype(jnp.int32) * channels + jnp.arange(channels)).reshape(-1)
 
@@ -172,9 +173,9 @@ def _pillow_rounds_down() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _divide(a: jax.Array, b: jax.Array) -> jax.Array:
-  """Return ⌊a / b⌋ of integers, int32. a is from 0 to 2 million, and b is at least 1.
+  """Return ⌊a / b⌋, int32, for integers a from 0 to 2 million and integers b of at least 1.
 
-  The division is done in floats, because CPUs divide floats many times faster than integers. First 1/2 is added to a.
-  Then the quotient's distance from an integer exceeds every device's rounding error.
+  The function computes ⌊(a + 1/2) / b⌋ in floats, because CPUs divide floats many times faster than integers. The
+  result is the same. The distance of (a + 1/2) / b from an integer exceeds the rounding error of every device.
   """
   return jnp.floor((a + 0.5) / b).astype(jnp.int32)

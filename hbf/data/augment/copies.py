@@ -10,15 +10,16 @@ Copies = Callable[[jax.Array], tuple[jax.Array, np.ndarray]]
 
 
 def mirror(images: jax.Array) -> tuple[jax.Array, np.ndarray]:
-  """Return images [B, H, W, C] and mirrored copies, as [2, B, H, W, C]. Also return the weights of the two, [2]."""
+  """Return images [B, H, W, C] and mirrored copies, stacked [2, B, H, W, C], and the weights of the two, [2]."""
   return jnp.stack([images, images[:, :, ::-1]]), np.full(2, 1 / 2, np.float32)
 
 
 def mirror_shift(images: jax.Array) -> tuple[jax.Array, np.ndarray]:
-  """Return six copies of images: unchanged, moved by one pixel in two directions, and these three mirrored.
+  """Return six copies of images and their weights (Jordan 2024, `infer_mirror_translate` of airbench).
 
-  One copy is moved down and right, another up and left. The borders are filled by reflection. The two copies without
-  a move have half of the total weight (Jordan 2024, `infer_mirror_translate` of airbench).
+  One copy is unchanged. One is moved by one pixel down and right, another by one pixel up and left, with borders
+  filled by reflection. The other three copies are these three, mirrored. The two copies that are not moved have half
+  of the total weight.
 
   Args:
     images: images [B, H, W, C] with at least two rows and two columns.

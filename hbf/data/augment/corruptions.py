@@ -4,16 +4,20 @@ The strengths are the authors' for images of 32 pixels (github.com/hendrycks/rob
 images, lengths in pixels scale with the side. The grain of noise and the blocks of JPEG do not scale. The authors'
 Tiny ImageNet-C and ImageNet-C have other strengths.
 
-Differences from the authors' files, beside the random numbers:
-  frost: a fractal replaces their photographs, which are not shipped. It has similar light, contrast and grain.
-  motion_blur, snow: motion follows ImageMagick's rule, without ImageMagick.
-  fog: a midpoint is the mean of its four neighbors. A slip in the authors' code takes one neighbor twice.
+The random numbers differ from those of the authors' files. These are the other differences:
+  frost: a fractal with similar light, contrast and grain replaces their photographs, which this package lacks.
+  motion_blur, snow: the blur follows ImageMagick's rule, without ImageMagick.
+  fog: a midpoint is the mean of its four neighbors. A mistake in the authors' code takes one neighbor twice.
   zoom_blur, snow: images are enlarged about the exact center. The authors' center is up to a pixel off.
-  elastic_transform: both maps are composed and the image is resampled once, which blurs it less.
+  elastic_transform: the affine map and the field are composed, and the image is resampled once, which blurs it less.
   all: levels are rounded, not truncated.
 
 Use error rates on these images to compare models of this library. A comparison with published error rates is only
 rough, above all for frost.
+
+A function of a corruption has three arguments: the images x, float32 [n, side, side, C] from 0 to 1; the parameters
+at one strength; and `draws`, a generator of random numbers for each image. Lengths among the parameters are those for
+images of 32 pixels, if the docstring of the function does not say otherwise.
 """
 
 import functools
@@ -77,7 +81,7 @@ def _impulse_noise(x: np.ndarray, share: float, draws: Draws) -> np.ndarray:
 
 
 def _defocus_blur(x: np.ndarray, parameters: tuple[float, float], draws: Draws) -> np.ndarray:
-  """Convolve with a smoothed disk. The parameters are the radius and the sigma of the smoothing, at 32 pixels."""
+  """Convolve with a smoothed disk. The parameters are the disk's radius and the sigma of its smoothing."""
   radius, smooth = (length * _scale(x) for length in parameters)
   margin = int(np.ceil(_scale(x)))
   reach = int(np.ceil(radius)) + margin
@@ -124,7 +128,7 @@ def _snow(x: np.ndarray, parameters: tuple[float, ...], draws: Draws) -> np.ndar
 
 
 def _frost(x: np.ndarray, parameters: tuple[float, float], draws: Draws) -> np.ndarray:
-  """Add ice of random light with ridges like crystals. The ice is bluish in images with color.
+  """Add ice of random brightness, with ridges like crystals. The ice is bluish in images with color.
 
   The ice has the statistics of crops of the authors' photographs, with white as 1. The mean level of a crop is 0.63.
   Levels vary by ± 0.15 between crops and by ± 0.09 within a crop. Neighboring pixels differ by 0.075.
@@ -156,10 +160,10 @@ def _contrast(x: np.ndarray, kept: float, draws: Draws) -> np.ndarray:
 
 
 def _elastic_transform(x: np.ndarray, parameters: tuple[float, float, float], draws: Draws) -> np.ndarray:
-  """Apply a random affine map, which moves three points, and a smooth random field.
+  """Displace the pixels by a random affine map and by a smooth random field.
 
-  The parameters are the amplitude of the field, the sigma of its smoothing and the largest move of a point. They are
-  fractions of the side.
+  The affine map moves three fixed points by random distances. The parameters are the amplitude of the field, the
+  sigma of its smoothing, and the largest distance of a point along an axis. They are fractions of the side.
   """
   far, sigma, jitter = (part * x.shape[1] for part in parameters)
   return np.stack([_bent(image, far, sigma, jitter, random) for image, random in zip(x, draws, strict=True)])
@@ -206,7 +210,10 @@ def _drawn(draws: Draws, draw: Callable[[np.random.Generator], Any]) -> np.ndarr
 
 
 def _moved(x: np.ndarray, radius: float, sigma: float, degrees: np.ndarray) -> np.ndarray:
-  """Blur each image along its own direction, to one side only, with the weights of half a Gaussian."""
+  """Blur each image along its own direction, `degrees` [n], to one side only.
+
+  The weights are those of half a Gaussian of deviation `sigma`, up to a distance of twice the `radius`.
+  """
   steps = np.arange(int(2 * radius * _scale(x)) + 1)
   weights = np.exp(-(steps**2) / (2 * (sigma * _scale(x)) ** 2))
   weights, side, angle = weights[weights > _CUT], x.shape[1], np.deg2rad(degrees)

@@ -1,8 +1,8 @@
 """Geometric transforms. They are affine maps, which are composed into one map, so that an image is resampled once.
 
-A place is (x, y) in pixels from the top left corner. The pixel in column j and row i has its center at (j + ½, i +
-½). A map is a matrix, float32 [2, 3]. For a place (x, y) in the new image, map · (x, y, 1) is the place in the
-original image.
+A position is (x, y) in pixels from the top left corner. The pixel in column j and row i has its center at
+(j + ½, i + ½). A map is a matrix, float32 [2, 3]. For a position (x, y) in the new image, map · (x, y, 1) is the
+position in the original image.
 """
 
 import functools
@@ -41,7 +41,8 @@ def flip_exactly(key: jax.Array, image: jax.Array, rate: float) -> jax.Array:
 def flip_alternately(key: jax.Array, size: Size, fixed_key: jax.Array, epoch: jax.Array) -> jax.Array:
   """Return a map that mirrors left to right in every other epoch (Jordan 2024).
 
-  The example's fixed random key decides if epoch 0 or epoch 1 is the first epoch with a mirrored image.
+  The random key `fixed_key` of the example is the same in all epochs. It decides if the image is mirrored in the even
+  or in the odd epochs.
   """
   del key
   return _mirror_if(_is_mirrored(fixed_key, epoch), size)
@@ -85,7 +86,10 @@ def _slice_dynamically(padded: jax.Array, corner: jax.Array, shape: tuple[int, .
 
 
 def _slice_by_selection(padded: jax.Array, corner: jax.Array, most: int) -> jax.Array:
-  """Return the same slice as `_slice_dynamically`, selected from all possible slices, one axis after the other."""
+  """Return the slice that begins at `corner`, int [2], selected from all slices along one axis after the other.
+
+  The sides of `padded` exceed the sides of the slice by 2 · `most`.
+  """
   for axis in range(2):
     length = padded.shape[axis] - 2 * most
     cuts = (jax.lax.slice_in_dim(padded, i, i + length, axis=axis) for i in range(2 * most + 1))
@@ -132,13 +136,13 @@ def draw_box(
   return (most - box) * jax.random.uniform(corner_key, (2,)), box
 
 
-def inside(places: jax.Array, corner: jax.Array, box: jax.Array) -> jax.Array:
-  """Return booleans [...], True for the places [..., 2] in a box of size `box` with the top left corner `corner`."""
-  return jnp.all((places >= corner) & (places < corner + box), axis=-1)
+def inside(positions: jax.Array, corner: jax.Array, box: jax.Array) -> jax.Array:
+  """Return booleans [...], True for positions [..., 2] in the box of size `box` with the top left corner `corner`."""
+  return jnp.all((positions >= corner) & (positions < corner + box), axis=-1)
 
 
 def centers(size: Size) -> jax.Array:
-  """Return the places of the pixels' centers, float32 [height, width, 2]."""
+  """Return the positions of the pixels' centers, float32 [height, width, 2]."""
   rows, columns = jnp.meshgrid(jnp.arange(size[0]), jnp.arange(size[1]), indexing='ij')
   return jnp.stack([columns, rows], axis=-1) + jnp.float32(0.5)
 
@@ -146,13 +150,12 @@ def centers(size: Size) -> jax.Array:
 def warp(image: jax.Array, mapping: jax.Array) -> jax.Array:
   """Resample an image under an affine map, bilinearly.
 
-  Places outside the image are black. Between the image's edge and the centers of the outermost pixels, the levels of
-  these pixels are used. Pillow's `Image.transform` has the same rules.
+  Positions outside the original image are black. Between its edge and the centers of its outermost pixels, the levels
+  of these pixels are used. Pillow's `Image.transform` has the same rules.
 
   Args:
     image: uint8 [H, W, C].
-    mapping: float32 [2, 3]. It maps (x, y, 1), a place in the result, to the place (x, y) in `image` that is shown
-      there. The unit is a pixel, and the center of the first pixel is (0.5, 0.5).
+    mapping: the map, float32 [2, 3], see the top of this module. The result is the new image, `image` the original.
 
   Returns:
     uint8 [H, W, C], rounded to the nearest integer.

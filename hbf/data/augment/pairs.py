@@ -1,4 +1,8 @@
-"""Mixup and CutMix: mixtures of two training images of a batch."""
+"""Mixup and CutMix: mixtures of two training images of a batch.
+
+Each pixel of a mixed image is w times the image's own pixel plus 1 − w times the pixel of its partner. The weights w
+depend on the share λ of the image in the mixture.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,16 +18,16 @@ KEY = 'data.mix'
 
 
 def mixup(key: jax.Array, size: tuple[int, int], share: jax.Array) -> jax.Array:
-  """Return the weights of an image's own pixels, float32 [H, W]: `share` for all pixels (Zhang et al. 2018)."""
+  """Return the weights w of an image's pixels, float32 [H, W]: λ, which is `share`, for all (Zhang et al. 2018)."""
   del key
   return jnp.full(size, share)
 
 
 def cutmix(key: jax.Array, size: tuple[int, int], share: jax.Array) -> jax.Array:
-  """Return the weights of an image's own pixels, float32 [H, W]: 0 in a box and 1 around it (Yun et al. 2019).
+  """Return the weights w of an image's pixels, float32 [H, W]: 0 in a box and 1 around it (Yun et al. 2019).
 
-  The box has the aspect of the image, and its area is 1 − `share` of the image's area. Its center is a random pixel.
-  The image's border clips it.
+  The box has the aspect of the image. Its area, divided by the image's area, is 1 − λ, where λ is `share`. Its center
+  is a random pixel. The image's border clips it.
   """
   sides = jnp.array(size)
   half = (sides * jnp.sqrt(1 - share)).astype(jnp.int32) // 2
@@ -41,7 +45,7 @@ _ARGUMENTS = (Argument('alpha', 0.01, math.inf), Argument('share'))
 
 
 def read_mix(value: Any) -> tuple[Entry, ...]:
-  """Read and check the config's `data.mix`.
+  """Check the config's `data.mix`, and return it as entries (name, alpha, share) for `mix`.
 
   Raises:
     UserError: the value is wrong.
@@ -56,7 +60,7 @@ def read_mix(value: Any) -> tuple[Entry, ...]:
 def mix(
   key: jax.Array, images: jax.Array, targets: jax.Array, index: jax.Array, entries: Sequence[Entry]
 ) -> tuple[jax.Array, jax.Array]:
-  """Mix each image and its target with a partner of the batch.
+  """Mix each image and its target with those of a partner in the batch.
 
   The random numbers of example i depend on `key` and i only. One of them is a sort key. The partner of an example is
   the next example in the sorted batch. The partner of the last example is the first. So the result does not depend on
@@ -67,8 +71,8 @@ def mix(
     images: uint8 [B, H, W, C].
     targets: probabilities of the classes, float32 [B, classes].
     index: index of each image's example in the data set, int32 [B].
-    entries: the mixtures, from `read_mix`. An entry (name, alpha, share) mixes this share of the images. The weight λ
-      of an image is drawn from Beta(alpha, alpha). Its partner has the weight 1 − λ.
+    entries: the mixtures, from `read_mix`. An entry (name, alpha, share) applies to the fraction `share` of the
+      images. The share λ of such an image in its mixture is drawn from Beta(alpha, alpha).
 
   Returns:
     The mixed images, float32 [B, H, W, C] from 0 to 255, and the mixed targets, float32 [B, classes].
@@ -86,7 +90,7 @@ def mix(
 
 
 def partners(key: jax.Array, index: jax.Array) -> jax.Array:
-  """Return for each example the index of its partner in the batch, int32 [B].
+  """Return for each example the row of its partner in the batch, int32 [B]; see `mix`.
 
   In a batch of two or more, no example is its own partner.
   """
@@ -98,7 +102,7 @@ def partners(key: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _weights(key: jax.Array, size: tuple[int, int], entries: Sequence[Entry]) -> jax.Array:
-  """Return the weights of one image's pixels, float32 [H, W]. They are 1 if the image is not mixed."""
+  """Return the weights w of one image's pixels, float32 [H, W]. They are 1 if the draw leaves the image unmixed."""
   which_key, *keys = jax.random.split(key, 1 + len(entries))
   drawn = jax.random.uniform(which_key)
   weights, begin = jnp.ones(size), 0.0
@@ -111,7 +115,7 @@ def _weights(key: jax.Array, size: tuple[int, int], entries: Sequence[Entry]) ->
 
 
 def beta(key: jax.Array, alpha: float) -> jax.Array:
-  """Draw from Beta(alpha, alpha).
+  """Draw a number from the distribution Beta(alpha, alpha).
 
   The number is (1 + T/√(ν + T²))/2, where T has Student's distribution with ν = 2 alpha degrees of freedom. Bailey
   (1994) gives a formula for T. `jax.random.beta` would loop until all draws of the batch are accepted. Such a loop is

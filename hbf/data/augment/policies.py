@@ -22,7 +22,8 @@ class Space:
   """The strengths of the operations at the greatest magnitude.
 
   Attributes:
-    shear: shift of a row divided by its distance from the top, or of a column divided by its distance from the left.
+    shear: for `shear_x`, the shift of a row divided by its distance from the top. For `shear_y`, the shift of a
+      column divided by its distance from the left.
     translate: shift in pixels. None: 150/331 of the image's side.
     rotate: angle in degrees.
     factor: difference between 1 and the factor of brightness, contrast, saturation or sharpness.
@@ -77,7 +78,7 @@ def _draw(key: jax.Array, count: int, least: int, most: int) -> Drawn:
 
 
 def move(drawn: Drawn, size: geometry.Size, space: Space) -> jax.Array:
-  """Return the composed map of the operations that move the image."""
+  """Return the composed map of all drawn operations; see `_move`."""
   mapping = jnp.eye(2, 3)
   for number, magnitude, sign in zip(*drawn, strict=True):
     mapping = geometry.compose(mapping, _move(number, magnitude, sign, size, space))
@@ -85,7 +86,7 @@ def move(drawn: Drawn, size: geometry.Size, space: Space) -> jax.Array:
 
 
 def _move(number: jax.Array, magnitude: jax.Array, sign: jax.Array, size: geometry.Size, space: Space) -> jax.Array:
-  """Return the map of one operation, or the identity if it changes colors.
+  """Return the map of one operation. For an operation that changes colors, the map is the identity.
 
   Shears keep the top left corner, translations are whole pixels, and rotations keep the center.
   """
@@ -106,7 +107,7 @@ def _move(number: jax.Array, magnitude: jax.Array, sign: jax.Array, size: geomet
 
 
 def recolor(drawn: Drawn, image: jax.Array, space: Space) -> jax.Array:
-  """Apply the operations that change colors to an image, one after another."""
+  """Apply those drawn operations that change colors to an image, one after another."""
   for number, magnitude, sign in zip(*drawn, strict=True):
     image = color.operate(
       image,

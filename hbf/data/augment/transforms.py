@@ -44,7 +44,7 @@ class Transform(NamedTuple):
       None: there is no such function.
     pixels: function (key, image, *needs, *arguments) → the image with other colors, uint8 [H, W, C]. None: the
       transform does not change colors.
-    needs: names of the fields of `Facts` that the functions get, by position.
+    needs: names of those fields of `Facts` that the functions get as arguments, in this order.
   """
 
   arguments: tuple[Argument, ...] = ()
@@ -115,7 +115,7 @@ TRANSFORMS = {
 
 
 def read_transforms(value: Any) -> tuple[Entry, ...]:
-  """Read and check the config's `data.transforms`. Return each transform with all its arguments.
+  """Check the config's `data.transforms`. Return an entry for each transform, with all its arguments.
 
   Raises:
     UserError: the value is wrong.
@@ -133,7 +133,7 @@ def read_transforms(value: Any) -> tuple[Entry, ...]:
 
 
 def check_size(entries: Sequence[Entry], image_shape: Sequence[int]) -> None:
-  """Raise UserError if a shift can move the whole image out of the frame."""
+  """Raise UserError if a shift can move an image by its whole side or more."""
   side = min(image_shape[:2])
   for name, *arguments in entries:
     if name == 'shift' and arguments[0] >= side:

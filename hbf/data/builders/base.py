@@ -6,17 +6,17 @@ from hbf.data.images import archives
 
 
 class Local:
-  """A mixin for a builder that downloads nothing. Put it before TFDS's class in the list of base classes."""
+  """A mixin for a TFDS builder that downloads nothing. In the list of base classes, it comes before TFDS's class."""
 
   # With a path, TFDS would look for checksums beside it. That search needs a package that TFDS does not install.
   code_path = None
 
 
 class FromArchive(Local):
-  """A mixin for a builder that reads a local archive. Put it before TFDS's class in the list of base classes.
+  """A mixin for a TFDS builder that reads a local archive. It comes before TFDS's class, as `Local` does.
 
-  A builder checks the layout, the sizes and the labels of the archive, but not its checksum. So a user may unpack an
-  archive and pack it again.
+  A builder checks the layout of the archive, the sizes in it and the labels, but not its checksum. So a user may
+  unpack an archive and pack it again.
   """
 
   def __init__(self, *, archive: archives.Archive, **kwargs: Any):

@@ -17,7 +17,13 @@ _SHAPE = (3, 32, 32)  # The archive stores channels first.
 
 
 class _Cifar(base.FromArchive):
-  """A mixin for both CIFAR builders, with the methods that override TFDS's own."""
+  """A mixin for both CIFAR builders, with the methods that override TFDS's own.
+
+  Attributes:
+    records: number of images in each split.
+    info: TFDS's description of the data set.
+    _cifar_info: TFDS's description of the archive, with the names of its files.
+  """
 
   records: ClassVar[Mapping[str, int]] = {'train': 50_000, 'test': 10_000}
 
@@ -44,7 +50,10 @@ class _Cifar(base.FromArchive):
     return names
 
   def _parse(self, split: str, name: str, contents: Mapping[str, bytes]) -> np.ndarray:
-    """Return the records of a file, uint8 [n, number of labels + 3072]."""
+    """Return the records of a file, one for each of its n images, uint8 [n, 1 or 2 + 3072].
+
+    A record has the class of an image, for CIFAR-100 the coarse class before it, and then the levels of the pixels.
+    """
     layout = self._cifar_info
     files = layout.train_files if split == 'train' else layout.test_files
     count, width = self.records[split] // len(files), len(layout.label_keys) + np.prod(_SHAPE)

@@ -22,7 +22,7 @@ _SIZE = 64
 
 
 class TinyImagenet(base.FromArchive, tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
-  """A builder of Tiny ImageNet. Classes are sorted WordNet ids. The metadata `names` has a word for each id."""
+  """A builder of Tiny ImageNet. The classes are sorted WordNet ids. The metadata `names` has a name for each id."""
 
   VERSION = tfds.core.Version('1.0.0')
 
@@ -66,7 +66,10 @@ class TinyImagenet(base.FromArchive, tfds.core.GeneratorBasedBuilder, skip_regis
   def _require_complete(
     self, classes: list[str], members: set[str], train: dict[str, str], test: dict[str, str]
   ) -> None:
-    """Raise UserError unless the images of the archive match its classes."""
+    """Raise UserError unless both splits have images of exactly these classes, and the archive has these images.
+
+    The arguments `train` and `test` have the class of each image by its path.
+    """
     for split, labels in (('train', train), ('val', test)):
       absent = sorted(set(classes) - set(labels.values()))
       unknown = sorted(set(labels.values()) - set(classes))

@@ -61,7 +61,7 @@ class Archive:
 
   @contextlib.contextmanager
   def reading(self) -> Iterator[None]:
-    """Turn errors in the `with` statement about a missing, damaged or wrong file into `UserError`."""
+    """Turn the errors of a missing, damaged or wrong file, raised in the `with` statement, into `UserError`."""
     try:
       yield
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Images and labels in a .npz file of NumPy."""
+"""Images and their targets in a .npz file of NumPy."""
 
 import contextlib
 import pathlib
@@ -16,9 +16,9 @@ from hbf.errors import UserError
 
 
 def open_array_file(request: DataRequest) -> Dataset:
-  """Read the arrays x_SPLIT and y_SPLIT of each used split, and class_names if it is there, from a .npz file.
+  """Open the .npz file `root` of a request: the arrays x_SPLIT and y_SPLIT of each used split.
 
-  The arrays are those of `hbf.data.images.arrays.ArrayData`.
+  The file may also have the array class_names. `hbf.data.images.arrays.ArrayData` describes the arrays.
 
   Raises:
     UserError: the file or an array is missing, damaged or of a wrong shape, type or range.

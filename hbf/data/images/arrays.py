@@ -17,19 +17,22 @@ NAME = 'arrays'  # name of the data set in a config
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ArrayData:
-  """Labeled images to train on and to test on, for `hbf.train`.
+  """Images with their targets, to train on and to test on, for `hbf.train`.
 
-  The shape and the type of y_train decide the task: whole numbers [N] are for task classification, whole numbers 0
-  and 1 or booleans [N, K] for task multi_label, and floats [N, K] for task regression.
+  Targets are what a network learns to predict. The shape and the type of y_train decide the task:
+
+  - task classification: the class of each image, whole numbers [N] from 0 on
+  - task multi_label: K labels of each image, booleans or whole numbers 0 and 1, [N, K]
+  - task regression: K values of each image, floats [N, K]
 
   Images of type uint8 are not copied. Do not change them during a run.
 
   Attributes:
     x_train: images [N, H, W, C] with one channel (gray) or three channels (RGB). They are uint8, or floats from 0 to
       1, which are rounded to 256 levels.
-    y_train: classes of x_train, whole numbers [N] from 0 on. Or K labels of each image, or K values of each image.
+    y_train: the targets of x_train.
     x_test: images of the same height, width and channels as x_train.
-    y_test: the same for x_test.
+    y_test: the targets of x_test, of the same kind as y_train.
     class_names: the name of each class, or of each of the K labels or values. None: the names are '0', '1' and so on.
 
   Raises:
@@ -43,7 +46,7 @@ class ArrayData:
   class_names: Sequence[str] | None = None
 
   def __post_init__(self) -> None:
-    """Check all arrays and convert them to uint8, int64 and float32."""
+    """Check all arrays, and convert them to the types that `checked` returns."""
     arrays, names = checked(
       {'train': (self.x_train, self.y_train), 'test': (self.x_test, self.y_test)}, self.class_names
     )
@@ -54,7 +57,7 @@ class ArrayData:
 
   @property
   def targets(self) -> str:
-    """The kind of the labels, see `hbf.data.images.targets`."""
+    """The kind of the targets: 'classes', 'labels' or 'values'."""
     return _kind(self.y_train)
 
   def __repr__(self) -> str:
@@ -69,7 +72,7 @@ class ArraySource:
 
   Attributes:
     images: images, uint8 [N, H, W, C].
-    labels: class of each image, int [N], or a vector for each, [N, K].
+    labels: target of each image: classes, int [N], or labels or values, [N, K].
     size: height and width in pixels that every image is resized to. None keeps the stored size.
   """
 
@@ -84,18 +87,18 @@ class ArraySource:
     return self._sized(self.images[index]), self.labels[index].tolist()
 
   def read(self, indices: np.ndarray) -> Iterable[tuple[np.ndarray, Target]]:
-    """Return the examples `indices`, int [n]; see `hbf.data.images.sources.Batched`."""
+    """Return images and targets of the examples `indices`, int [n]; see `hbf.data.images.sources.Batched`."""
     return zip(map(self._sized, self.images[indices]), self.labels[indices].tolist(), strict=True)
 
   def _sized(self, image: np.ndarray) -> np.ndarray:
     return image if self.size is None else codec.resize(image, self.size)
 
   def read_labels(self) -> np.ndarray:
-    """Return the label of every example, int [n] or a vector for each, [n, K]."""
+    """Return `labels`, the target of every example."""
     return self.labels
 
   def traits(self, sample: np.ndarray) -> Iterable[bytes]:
-    """Return all labels and the images of the examples `sample` as bytes; see `hbf.data.images.sources.Stored`."""
+    """Return all targets and the images of the examples `sample` as bytes; see `hbf.data.images.sources.Stored`."""
     return (self.labels.tobytes(), self.images[sample].tobytes())
 
 
@@ -108,7 +111,14 @@ def from_arrays(data: ArrayData) -> Dataset:
 def as_dataset(
   name: str, classes: Sequence[str], arrays: Mapping[str, tuple[np.ndarray, np.ndarray]], size: int | None
 ) -> Dataset:
-  """Return a data set of checked arrays by split. None keeps the size of the images."""
+  """Return the data set of arrays that `checked` returned.
+
+  Args:
+    name: name of the data set.
+    classes: the name of each class, label or value.
+    arrays: images and targets by split.
+    size: height and width in pixels that images are resized to. None keeps their size.
+  """
   x_train, y_train = arrays['train']
   height, width, channels = x_train.shape[1:]
   splits = {split: ArraySource(images, labels, size) for split, (images, labels) in arrays.items()}
@@ -116,7 +126,7 @@ def as_dataset(
 
 
 def _kind(labels: np.ndarray) -> str:
-  """Return the kind of checked labels, see `hbf.data.images.targets`."""
+  """Return the kind of the targets `labels`, which `checked` returned: CLASSES, LABELS or VALUES."""
   if labels.ndim == 1:
     return CLASSES
   return LABELS if labels.dtype == np.uint8 else VALUES
@@ -125,17 +135,17 @@ def _kind(labels: np.ndarray) -> str:
 def checked(
   arrays: Mapping[str, tuple[Any, Any]], class_names: Sequence[str] | None
 ) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], tuple[str, ...]]:
-  """Return images and labels by split, and the names of the classes, labels or values.
+  """Return images and targets by split, and the names of the classes, labels or values.
 
-  The images are uint8 [N, H, W, C]. The labels are classes, int64 [N], labels, uint8 [N, K], or values, float32
+  The images are uint8 [N, H, W, C]. The targets are classes, int64 [N], labels, uint8 [N, K], or values, float32
   [N, K].
 
   Args:
-    arrays: images and labels by split; see `ArrayData`. One split is `train`.
+    arrays: images and targets by split, as in `ArrayData`. One split is `train`.
     class_names: the name of each class, label or value. None: the names are '0', '1' and so on.
 
   Raises:
-    UserError: an array has a wrong shape, type or range. The message names it x_SPLIT or y_SPLIT.
+    UserError: an array has a wrong shape, type or range. The message calls the array x_SPLIT or y_SPLIT.
   """
   x_train = to_images('x_train', arrays['train'][0])
   shape = x_train.shape[1:]
@@ -156,17 +166,19 @@ def _checked_classes(
 ) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
   """Return the names of the classes, and the class of each image by split, int64 [N]."""
   names = None if class_names is None else _names(class_names)
-  y_train = _labels('y_train', stored['train'], 'x_train', images['train'], names)
+  y_train = _class_numbers('y_train', stored['train'], 'x_train', images['train'], names)
   names = tuple(map(str, range(int(y_train.max()) + 1))) if names is None else names
   if len(names) < 2:
     raise UserError('y_train has label 0 only: expected two classes or more; every answer would be right')
-  return names, {split: _labels(f'y_{split}', y, f'x_{split}', images[split], names) for split, y in stored.items()}
+  return names, {
+    split: _class_numbers(f'y_{split}', y, f'x_{split}', images[split], names) for split, y in stored.items()
+  }
 
 
 def _checked_vectors(
   stored: Mapping[str, Any], images: Mapping[str, np.ndarray], class_names: Sequence[str] | None
 ) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
-  """Return the names of K labels or values, and the vector of each image by split, uint8 or float32 [N, K]."""
+  """Return the names of K labels or values, and the targets by split: labels uint8, or values float32, [N, K]."""
   width = np.shape(stored['train'])[1]
   names = tuple(map(str, range(width))) if class_names is None else _names(class_names, least=1)
   if len(names) != width:
@@ -181,7 +193,7 @@ def to_images(name: str, value: Any, shape: Sequence[int] | None = None, why: st
   """Return images as uint8 [N, H, W, C].
 
   Args:
-    name: name of the argument, for messages.
+    name: name of the array, for messages.
     value: images as uint8, or as floats from 0 to 1.
     shape: required height, width and channels. None accepts any shape.
     why: reason for the required shape, for messages, such as 'as x_train'.
@@ -208,8 +220,14 @@ def to_images(name: str, value: Any, shape: Sequence[int] | None = None, why: st
   return np.round(images * images.dtype.type(255)).astype(np.uint8)
 
 
-def _labels(name: str, value: Any, images_name: str, images: np.ndarray, classes: Sequence[str] | None) -> np.ndarray:
-  """Return labels as int64 [N]. Raise UserError if their number or range is wrong."""
+def _class_numbers(
+  name: str, value: Any, images_name: str, images: np.ndarray, classes: Sequence[str] | None
+) -> np.ndarray:
+  """Return the class numbers `value` as int64 [N]. Raise UserError if their shape, type or range is wrong.
+
+  In messages, `value` is called `name`, and `images` is called `images_name`. If `classes` is None, any number of
+  classes is allowed.
+  """
   labels = np.asarray(value)
   if labels.shape != images.shape[:1]:
     hint = f': use {name}.ravel()' if labels.shape == (len(images), 1) else ''
@@ -230,7 +248,10 @@ def _labels(name: str, value: Any, images_name: str, images: np.ndarray, classes
 
 
 def _vectors(name: str, value: Any, count: int, width: int, is_values: bool) -> np.ndarray:
-  """Return labels as uint8 [N, K], or values as float32 [N, K]. Raise UserError if shape, type or range is wrong."""
+  """Return labels as uint8 [N, K], or values as float32 [N, K]. Raise UserError if shape, type or range is wrong.
+
+  The argument `width` is the required K, and `name` is the name of the array in messages.
+  """
   vectors = np.asarray(value)
   if vectors.shape != (count, width) or not width:
     columns = width or 'K'
@@ -243,7 +264,11 @@ def _vectors(name: str, value: Any, count: int, width: int, is_values: bool) -> 
 
 
 def _names(names: Any, least: int = 2) -> tuple[str, ...]:
-  """Return the names of classes as a tuple. Raise UserError unless there are `least` or more, all different."""
+  """Return the names of classes, labels or values as a tuple.
+
+  Raises:
+    UserError: a name is not a text, two names are equal, or there are fewer than `least`.
+  """
   wrong = isinstance(names, str) or not all(isinstance(name, str) for name in names)
   if wrong or len(set(names)) != len(names) or len(names) < least:
     some = {1: 'one text', 2: 'two texts'}[least]

@@ -22,11 +22,11 @@ _PART = 1024  # number of images in memory while a file is written
 
 @dataclasses.dataclass(frozen=True)
 class CachedSource:
-  """A `Source` whose images are read from a .npy file. Its fingerprint is the one of the original source.
+  """A `Source` whose decoded images are read from a .npy file. It has the fingerprint of the original source.
 
   Attributes:
     source: the original source.
-    labels: class of each image, int [n], or a vector for each, [n, K].
+    labels: target of each image: classes, int [n], or labels or values, [n, K].
     path: the file of all images, uint8 [n, H, W, C].
   """
 
@@ -41,15 +41,15 @@ class CachedSource:
     return np.array(self._images[index]), self.labels[index].tolist()
 
   def __getstate__(self) -> dict[str, Any]:
-    """Return the attributes without the images, which another process reads from the file."""
+    """Pickle the fields only. Another process opens the file of images itself."""
     return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
   def read_labels(self) -> np.ndarray:
-    """Return the label of every image, int [n] or [n, K]."""
+    """Return `labels`, the target of every image."""
     return self.labels
 
   def traits(self, sample: np.ndarray) -> Iterable[bytes]:
-    """Return bytes for the fingerprint of the original source; see `hbf.data.images.sources.Stored`."""
+    """Return the bytes of the original source for a fingerprint; see `hbf.data.images.sources.Stored`."""
     return sources.traits(self.source, sample)
 
   @functools.cached_property
@@ -60,8 +60,8 @@ class CachedSource:
 def through_cache(dataset: Dataset, directory: str) -> Dataset:
   """Return a data set whose images are read from files in a folder. Write files that are missing.
 
-  The files are in DIRECTORY/NAME-SHAPE-FINGERPRINT. So other data, or images of another size, have other files. An
-  unfinished file is never used: it gets its name only when it is complete.
+  The files are in DIRECTORY/NAME-SHAPE-FINGERPRINT, so changed data, or images of another size, get files of their
+  own. A file gets its name only when it is complete.
 
   Raises:
     UserError: an image can't be read, or the folder can't be written or has a damaged file.

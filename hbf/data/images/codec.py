@@ -41,8 +41,8 @@ def decode(
 
   Args:
     file: a path, or a file open for reading.
-    channels: 1 (gray) or 3 (RGB). Images of other kinds are converted. Samples of 16 bits are rounded to 8 bits, and
-      transparent pixels get a white background.
+    channels: channels of the result, 1 (gray) or 3 (RGB). Images of other kinds are converted. Levels of 16 bits are
+      rounded to 8 bits, and transparent pixels get a white background.
     size: height and width of the result in pixels. The shorter side is resized to `size` (bilinear, antialiased), and
       the square in the center is cut out. None keeps the stored size.
     formats: Pillow's names of the formats to try.
@@ -51,7 +51,7 @@ def decode(
     uint8 [height, width, channels].
 
   Raises:
-    ValueError: the image has samples of 32 bits, whose range is unknown.
+    ValueError: the image has levels of 32 bits, whose range is unknown.
     Exception: the data are damaged. Pillow then raises errors of any type.
   """
   with Image.open(file, formats=formats) as image:
@@ -65,7 +65,7 @@ def _to_array(image: Image.Image, channels: int, size: int | None) -> np.ndarray
 
 
 def _convert(image: Image.Image, mode: str) -> Image.Image:
-  """Convert an image to mode L or RGB with 8 bits a sample, one tile after another."""
+  """Convert an image to Pillow's mode L or RGB, with levels of 8 bits. Convert large images in square tiles."""
   if image.mode == mode and not image.has_transparency_data:
     return image
   width, height = image.size
@@ -98,7 +98,7 @@ def _crop(image: Image.Image, box: tuple[int, int, int, int]) -> Image.Image:
 
 
 def _fit(image: Image.Image, mode: str, size: int) -> Image.Image:
-  """Convert an image, resize its shorter side to `size` and cut out the center."""
+  """Convert an image to a mode, resize its shorter side to `size`, and cut out the square in the center."""
   if image.size == (size, size):
     return _convert(image, mode)
   short, long = sorted(image.size)
@@ -113,11 +113,11 @@ def _fit(image: Image.Image, mode: str, size: int) -> Image.Image:
 
 
 class _Span(NamedTuple):
-  """An interval along one axis of an image, which becomes the center of the resized image.
+  """The interval along one axis of an image that becomes the center of the resized image.
 
   Attributes:
-    first: index of the first pixel that the result depends on.
-    last: index of the last pixel that the result depends on, plus one.
+    first: index of the first pixel that the center depends on.
+    last: index of the last pixel that the center depends on, plus one.
     start: start of the interval, in pixels from `first`.
     stop: end of the interval, in pixels from `first`.
   """
@@ -129,7 +129,7 @@ class _Span(NamedTuple):
 
   @classmethod
   def of(cls, offset: int, size: int, resized: int, side: int) -> Self:
-    """Return the interval that becomes the pixels `offset` to `offset + size` if `side` pixels become `resized`."""
+    """Return the interval that becomes the pixels offset, …, offset + size − 1, if `side` pixels become `resized`."""
     scale = side / resized
     start, stop = offset * side / resized, (offset + size) * side / resized
     reach = math.ceil(max(scale, 1)) + 1  # distance that bilinear weights reach beyond the interval
@@ -138,9 +138,10 @@ class _Span(NamedTuple):
 
 
 def decode_file(path: str, *, channels: int, size: int | None, content: bytes | None = None) -> np.ndarray:
-  """Decode a user's own image file and rotate the image as EXIF says; see `decode` for the other arguments.
+  """Decode a user's own image file, and rotate the image as its EXIF data say.
 
-  If `content` is given, it is decoded in place of the file, and `path` only names it in errors.
+  If `content` is given, it is decoded in place of the file, and `path` is only its name in messages. See `decode` for
+  the other arguments and the result.
 
   Raises:
     UserError: the file is not an image in one of the `FORMATS`, is damaged, or has more than `MOST_PIXELS`.
@@ -156,10 +157,10 @@ def resize(image: np.ndarray, size: int) -> np.ndarray:
 
 
 def check_file(path: str, content: bytes | None = None) -> None:
-  """Raise UserError if a file is not an image, is too large or is cut off. `content` is as for `decode_file`.
+  """Raise UserError if an image file is damaged; see `decode_file` for the arguments.
 
-  A JPEG or PNG counts as complete if it ends with the end mark of its format. All other files are decoded. Damage
-  before an end mark is not found, because decoding every file would take as long as an epoch.
+  A JPEG or PNG counts as complete if it ends with the end mark of its format. All other images are decoded. Damage
+  inside a JPEG or PNG is not found, because decoding every file would take as long as an epoch.
 
   Raises:
     UserError: see `decode_file`.
@@ -171,7 +172,7 @@ def check_file(path: str, content: bytes | None = None) -> None:
 
 
 def is_whole(first: bytes, last: bytes) -> bool:
-  """Return True if the first and last 8 bytes of an image are those of a whole JPEG or PNG."""
+  """Return True if an image with these `first` and `last` 8 bytes begins and ends as a JPEG or PNG does."""
   return any(first.startswith(start) and last.endswith(_ENDS[kind]) for kind, start in _STARTS.items())
 
 
@@ -182,7 +183,7 @@ def _last_bytes(path: str, count: int) -> bytes:
 
 
 class _Content(io.BytesIO):
-  """An image in memory, which Pillow's errors call 'content'."""
+  """An encoded image in memory. Pillow's errors call it 'content'."""
 
   def __repr__(self) -> str:
     return "'content'"
@@ -190,7 +191,7 @@ class _Content(io.BytesIO):
 
 @contextlib.contextmanager
 def _open(path: str, content: bytes | None = None) -> Iterator[Image.Image]:
-  """Open a user's own image for a `with` statement. Errors in the statement become those of `decode_file`."""
+  """Open a user's own image for a `with` statement. Errors in it become a `UserError` that names `path`."""
   file = path if content is None else _Content(content)
   with explain_errors(path), Image.open(file, formats=FORMATS) as image:
     if image.width * image.height > MOST_PIXELS:
@@ -222,7 +223,7 @@ def explain_errors(path: str) -> Iterator[None]:
 
 
 def content(encoded: bytes, channels: int) -> bytes:
-  """Return bytes of an encoded image for a fingerprint: the pixels of a PNG, or the bytes of another format.
+  """Return bytes for a fingerprint: the pixels of an image that is encoded as PNG, else the encoded image itself.
 
   The pixels of a PNG do not depend on the program that encoded it, so the fingerprint does not either.
   """

@@ -1,4 +1,4 @@
-"""Sources of encoded images, such as the files of a folder, and the classes of their labels."""
+"""Sources of encoded images, such as the files of a folder, and the classes that their files name."""
 
 import abc
 import dataclasses
@@ -20,10 +20,10 @@ _MOST_CLASSES = 1_000_000  # a larger label is a mistake, and the names of so ma
 
 
 class EncodedSource(abc.ABC):
-  """A `Source` of encoded images, read as RGB. A subclass is a dataclass that knows the place of the images.
+  """A `Source` of encoded images, read as RGB. A subclass is a dataclass that can read an encoded image.
 
   Attributes:
-    labels: class of each image, [n], or a vector of K numbers for each, [n][K].
+    labels: target of each image: classes, [n], or labels or values, [n][K].
     size: height and width in pixels that every image is resized to. None keeps the stored size.
     shape: height and width that a stored image must have if `size` is None. None accepts every image.
   """
@@ -42,14 +42,14 @@ class EncodedSource(abc.ABC):
 
   @abc.abstractmethod
   def facts(self) -> Iterable[bytes]:
-    """Return facts about all examples that can be read quickly, as bytes for the fingerprint."""
+    """Return those facts about all examples that can be read quickly, as bytes for a fingerprint."""
 
   def decode(self, index: int) -> np.ndarray:
-    """Return an image, uint8 [height, width, 3]."""
+    """Return a decoded image, uint8 [height, width, 3]."""
     return codec.decode_file(self.name(index), channels=3, size=self.size, content=self.content(index))
 
   def check_one(self, index: int) -> None:
-    """Raise UserError if an image is cut off or no image at all."""
+    """Raise UserError if the content of an image is cut off, or is not an image."""
     codec.check_file(self.name(index), self.content(index))
 
   def __len__(self) -> int:
@@ -67,7 +67,7 @@ class EncodedSource(abc.ABC):
     return image, label if isinstance(label, tuple) else int(label)
 
   def read_labels(self) -> np.ndarray:
-    """Return the label of every image: int [n], or float32 [n, K]."""
+    """Return the target of every image: classes, int [n], or labels or values, float32 [n, K]."""
     labels = np.array(self.labels)
     return labels.astype(np.int64 if labels.ndim == 1 else np.float32)
 
@@ -90,7 +90,10 @@ class EncodedSource(abc.ABC):
 
 
 def as_dataset(name: str, classes: Sequence[str], splits: Mapping[str, Any], targets: str = CLASSES) -> Dataset:
-  """Return the data set of `EncodedSource`s. If images are not resized, the first one sets the size of all."""
+  """Return the data set of the sources `splits`, which are `EncodedSource`s by split.
+
+  If images are not resized, all must have the size of the first one. See `Dataset` for the other arguments.
+  """
   first = splits['train']
   height, width = (first.size, first.size) if first.size else first.decode(0).shape[:2]
   sized = {split: dataclasses.replace(source, shape=(height, width)) for split, source in splits.items()}
@@ -100,13 +103,16 @@ def as_dataset(name: str, classes: Sequence[str], splits: Mapping[str, Any], tar
 def labeled_dataset(
   request: DataRequest, sources: Mapping[str, Any], stored: Mapping[str, Sequence[Any]], names: Sequence[str] | None
 ) -> Dataset:
-  """Return the data set of `EncodedSource`s that have neither labels nor size yet.
+  """Return a data set of images with classes, from sources that lack the classes and the size of images.
 
   Args:
-    request: the part of the config, with the size of images.
-    sources: the sources by split.
-    stored: labels by split; see `_number_classes`, as for the names of classes and errors.
-    names: names of the classes, or None.
+    request: the part of the config that has the size of images.
+    sources: `EncodedSource`s by split.
+    stored: the class of each image as the files store it, by split; see `_number_classes`.
+    names: names of the classes; see `_number_classes`.
+
+  Raises:
+    UserError: as for `_number_classes`.
   """
   classes, labels = _number_classes(stored, names, lambda split, index: sources[split].name(index))
   size = request.image_size
@@ -120,13 +126,15 @@ def _number_classes(
   """Return the names of the classes, and the class of each example by split, int [n].
 
   Args:
-    stored: labels as a file stores them by split: all whole numbers from 0 on, or all names of classes.
-    names: names of the classes in order of their numbers. If None, names in `train` are sorted, as the classes of an
-      image folder are. Numbers are then the names '0', '1' and so on, up to the largest number in `train`.
+    stored: the class of each example as the files store it, by split. All are whole numbers from 0 on, or all are
+      names.
+    names: names of the classes in the order of their numbers. It is not used if the files store names: the classes
+      are then the sorted names of `train`. If it is None and the files store numbers, the names are '0', '1' and so
+      on, up to the largest number in `train`.
     where: a function from split and index to the name of an example for messages.
 
   Raises:
-    UserError: a label is of another type, or `train` or `names` lack its class. The message names the example.
+    UserError: a class is of another type, or is not a class of `train` or `names`. The message names the example.
   """
   train = stored['train']
   kind = type(train[0])

@@ -1,6 +1,7 @@
 """A folder of images, ROOT/train/CLASS/* and ROOT/test/CLASS/*. The test split may have another name.
 
-Instead of folders of classes, a split may have a CSV file with labels or values (`hbf.data.images.targets`).
+If images have labels or values instead of a class, each split has a CSV file that lists them
+(`hbf.data.images.targets`), and no class folders.
 """
 
 import dataclasses
@@ -25,12 +26,13 @@ _PART = 1024  # number of files whose sizes a thread reads in one task. A task f
 
 @dataclasses.dataclass(frozen=True)
 class FolderSource(EncodedSource):
-  """A `Source` of labeled image files, read as RGB.
+  """A `Source` of image files, read as RGB.
 
   Attributes:
     paths: paths of the files, [n].
-    labels: class of each file, [n], or a vector of K numbers for each, [n][K].
-    size: see `EncodedSource`, as for `shape`.
+    labels: target of each file: classes, [n], or labels or values, [n][K].
+    size: as in `EncodedSource`.
+    shape: as in `EncodedSource`.
   """
 
   paths: tuple[str, ...]
@@ -43,11 +45,11 @@ class FolderSource(EncodedSource):
     return self.paths[index]
 
   def content(self, index: int) -> bytes:
-    """Return the content of a file."""
+    """Return the encoded image: the content of its file."""
     return codec.read_file(self.paths[index])
 
   def decode(self, index: int) -> np.ndarray:
-    """Return an image. Pillow opens the file itself, so a large file of another kind is not read."""
+    """Return a decoded image. Pillow opens the file itself, so that a large file of another kind is not read."""
     return codec.decode_file(self.paths[index], channels=3, size=self.size)
 
   def check_one(self, index: int) -> None:
@@ -55,7 +57,7 @@ class FolderSource(EncodedSource):
     codec.check_file(self.paths[index])
 
   def facts(self) -> Iterator[bytes]:
-    """Yield class, name and size of every file."""
+    """Yield target, name and number of bytes of every file."""
     parts = [self.paths[i : i + _PART] for i in range(0, len(self.paths), _PART)]
     with futures.ThreadPoolExecutor(THREADS) as pool:
       sizes = itertools.chain.from_iterable(pool.map(_sizes, parts))
@@ -66,8 +68,8 @@ class FolderSource(EncodedSource):
 def open_folder(request: DataRequest) -> Dataset:
   """Open the images ROOT/train/CLASS/* and those of the other splits. Leave out hidden files and folders.
 
-  Warn of other folders in ROOT and of files beside the class folders, because they are not used. If the request is
-  for labels or values, each split has a CSV file in place of classes.
+  If the request is for labels or values, each split has a CSV file instead of class folders. Warn of other folders in
+  ROOT, and of files that are not used.
 
   Raises:
     UserError: a folder is missing, empty or not expected; a class has no image or contains a folder; or two splits
@@ -94,7 +96,13 @@ def open_folder(request: DataRequest) -> Dataset:
 def _open_listed(
   paths: Mapping[str, Path], size: int | None, targets: str
 ) -> tuple[tuple[str, ...], dict[str, FolderSource]]:
-  """Open splits with CSV files of their images. Return the names of the columns and the source of each split."""
+  """Open splits whose CSV files list labels or values. Return their K names, and the source of each split.
+
+  Args:
+    paths: the folder of each split.
+    size: height and width in pixels that images are resized to. None keeps the stored size.
+    targets: the kind of targets, LABELS or VALUES.
+  """
   names: tuple[str, ...] = ()
   sources = {}
   for split in sorted(paths, key=lambda name: name != 'train'):  # train first, because it names the columns

@@ -11,10 +11,10 @@ BLOCK = 2**16  # number of images in a block. Their squared levels at one pixel 
 
 
 def column_sums(image: jax.Array, sharding: NamedSharding) -> jax.Array:
-  """Sum levels and squared levels over blocks of images. Every device sums its own shard.
+  """Sum levels and squared levels over blocks of images, for each pixel and channel. Every device sums its shard.
 
   Args:
-    image: M images of K levels each, uint8 [M, K].
+    image: M images, uint8 [M, K]. K is the number of levels of an image, one for each pixel and channel.
     sharding: sharding over M.
 
   Returns:
@@ -31,7 +31,7 @@ def _block_sums(image: jax.Array) -> jax.Array:
 
 
 def _sums(z: jax.Array) -> jax.Array:
-  """Return the sums of `z` and of its squares, [2, K], in one reduction.
+  """Return the sums of `z` [M, K] and of its squares over M, [2, K], in one reduction.
 
   With two reductions, XLA on CPU would store `z` and its squares. `z` is four times as large as the images.
   """
@@ -57,6 +57,6 @@ def statistics(pixels: int, sums: np.ndarray) -> tuple[tuple[float, ...], tuple[
 
 
 def _moments(pixels: int, first: int, second: int) -> tuple[float, float]:
-  """Return mean and standard deviation of a channel from its two sums. Python's integers cannot overflow."""
+  """Return mean and deviation of a channel from its two sums; see `statistics`. Python's integers cannot overflow."""
   variance = (pixels * second - first**2) / pixels**2
   return first / pixels / 255, max(math.sqrt(variance), 1) / 255

@@ -1,4 +1,7 @@
-"""Images in Parquet files, in the layout of the library `datasets` of Hugging Face."""
+"""Images in Parquet files, in the layout of the library `datasets` of Hugging Face.
+
+A Parquet file consists of row groups. A column of a row group is the smallest part of a file that can be read.
+"""
 
 import collections
 import contextlib
@@ -25,19 +28,22 @@ _LABELS = ('label', 'labels', 'fine_label', 'class', 'target')
 
 
 class RowGroups:
-  """Columns of row groups in memory. The ones that were not used for the longest time are dropped."""
+  """A memory of columns of row groups, which are read on demand.
+
+  If the columns take too many bytes, those that were not used for the longest time are dropped.
+  """
 
   def __init__(self) -> None:
-    """Start without a row group."""
+    """Start with an empty memory."""
     self._kept: collections.OrderedDict[tuple[str, int, str], Any] = collections.OrderedDict()
     self._lock = threading.Lock()
 
   def __reduce__(self) -> tuple[type, tuple[()]]:
-    """Let another process start without a row group."""
+    """Pickle no columns. Another process starts with an empty memory."""
     return RowGroups, ()
 
   def read(self, path: str, group: int, column: str) -> Any:
-    """Return a column of a row group as an array of pyarrow. Only one thread reads a file at a time."""
+    """Return a column of row group number `group` of a file, as an array of pyarrow. One thread reads at a time."""
     key = path, group, column
     with self._lock:
       if key not in self._kept:
@@ -53,15 +59,17 @@ class RowGroups:
 class ParquetSource(EncodedSource):
   """A `Source` of images in Parquet files.
 
-  A row group is the smallest part of a file that can be read. So a stream in shuffled order reads more than it uses,
-  unless all encoded images fit into the memory that `RowGroups` may take.
+  To return one image, a source reads all images of its row group. So a stream in shuffled order reads more than it
+  uses, unless all encoded images fit into `memory`.
 
   Attributes:
     groups: path of the file and number in the file of each row group, [g].
-    starts: first example of each row group, and the number of examples, int [g + 1].
+    starts: index of the first example of each row group, then the number of all examples, int [g + 1].
     column: name of the column of images.
-    memory: the row groups in memory.
-    labels: see `EncodedSource`, as for `size` and `shape`.
+    memory: the columns in memory.
+    labels: class of each image, int [n].
+    size: as in `EncodedSource`.
+    shape: as in `EncodedSource`.
   """
 
   groups: tuple[tuple[str, int], ...]
@@ -73,7 +81,7 @@ class ParquetSource(EncodedSource):
   shape: tuple[int, int] | None = None
 
   def name(self, index: int) -> str:
-    """Return the path of a file and the number of a row group and of a row in it."""
+    """Return the path of the example's file, its row in the row group, and the number of the row group."""
     (path, group), row = self._place(index)
     return f'{path}: row {row} of row group {group}'
 
@@ -88,7 +96,7 @@ class ParquetSource(EncodedSource):
       return content
 
   def facts(self) -> Iterator[bytes]:
-    """Yield the labels."""
+    """Yield the classes."""
     yield np.asarray(self.labels, '<i8').tobytes()
 
   def _place(self, index: int) -> tuple[tuple[str, int], int]:
@@ -97,11 +105,11 @@ class ParquetSource(EncodedSource):
 
 
 def open_parquet(request: DataRequest) -> Dataset:
-  """Open the images in train-*.parquet and in the Parquet files of the other splits. Read all labels.
+  """Open the images in train-*.parquet and in the Parquet files of the other splits. Read all classes.
 
   Raises:
     UserError: pyarrow is not installed, a file is missing or damaged, a column is not found or of a wrong type, or a
-      label is wrong.
+      class is wrong.
   """
   shards = find_shards(request, 'parquet')
   first = shards['train'][0]
@@ -117,7 +125,7 @@ def open_parquet(request: DataRequest) -> Dataset:
 
 
 def _features(schema: Any) -> dict[str, dict[str, Any]]:
-  """Return the description of each column that `datasets` stores in a file. {} if there is none."""
+  """Return the descriptions of columns that the library `datasets` has stored in a file. {} if there are none."""
   with contextlib.suppress(KeyError, TypeError, ValueError):
     features = json.loads(schema.metadata[b'huggingface'])['info']['features']
     return {name: about for name, about in features.items() if isinstance(about, dict)}
@@ -125,9 +133,16 @@ def _features(schema: Any) -> dict[str, dict[str, Any]]:
 
 
 def _columns(path: str, known: Sequence[str], features: Mapping[str, Mapping[str, Any]], chosen: str) -> list[str]:
-  """Return the names of the columns of images and of labels.
+  """Return the names of two columns: the column of images and the column of classes.
 
-  They are `chosen`, or the columns of type Image and ClassLabel, or columns of a usual name.
+  They are those of `chosen`. If `chosen` is empty, they are the columns of type Image and ClassLabel, or else columns
+  with usual names.
+
+  Args:
+    path: path of the file, for messages.
+    known: names of all columns of the file.
+    features: descriptions of columns, from `_features`.
+    chosen: the value of `data.columns`, 'IMAGE,LABEL' or ''.
   """
   if chosen:
     names = [name.strip() for name in chosen.split(',')]
@@ -152,7 +167,16 @@ def _columns(path: str, known: Sequence[str], features: Mapping[str, Mapping[str
 def _read_split(
   paths: Sequence[str], image: str, label: str, memory: RowGroups
 ) -> tuple[ParquetSource, list[int | str]]:
-  """Return the source of all rows of the files of a split, with labels of −1, and the labels as they are stored."""
+  """Return the source of a split, and the class of each image as the files store it, a number or a name.
+
+  The classes in the source are −1 so far.
+
+  Args:
+    paths: the files of the split.
+    image: name of the column of images.
+    label: name of the column of classes.
+    memory: the memory of the source.
+  """
   groups: list[tuple[str, int]] = []
   labels: list[int | str] = []
   starts = [0]

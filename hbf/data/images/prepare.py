@@ -50,7 +50,7 @@ class Preparation:
 
 @dataclasses.dataclass(frozen=True)
 class Manual:
-  """A data set that only TFDS can prepare, because its publisher asks users to register before a download.
+  """A data set that only TFDS can prepare, because its publisher asks users to register before they download it.
 
   Attributes:
     page: address of the page with the archives.
@@ -176,7 +176,7 @@ def prepare(name: str, directory: str, archive: str | None) -> epath.Path:
 
 
 def refuse_manual(name: str, directory: str) -> None:
-  """Raise UserError with instructions if only TFDS, and not hbf, can prepare the data set."""
+  """Raise UserError with instructions if only TFDS can prepare the data set."""
   if name in MANUAL:
     manual = MANUAL[name]
     files = ' and '.join(manual.files)

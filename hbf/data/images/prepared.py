@@ -23,7 +23,7 @@ class TfdsSource:
     """Make the source.
 
     Args:
-      records: a TFDS data source of serialized tf.train.Examples with the features `image` and `label`.
+      records: a TFDS data source of serialized tf.train.Examples with the features `image` and `label`, a class.
       channels: number of channels of the images, 1 or 3.
       size: height and width in pixels that images are resized to. None keeps the stored size.
     """
@@ -38,7 +38,7 @@ class TfdsSource:
     return self._parse(self._records[int(index)])
 
   def read(self, indices: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
-    """Yield the examples `indices`, int [n]. ArrayRecord reads many records in one call, faster than one by one."""
+    """Yield image and class of the examples `indices`, int [n]; see `hbf.data.images.sources.Batched`."""
     yield from map(self._parse, self._records.__getitems__(indices.tolist()))
 
   def read_labels(self) -> np.ndarray:
@@ -48,7 +48,7 @@ class TfdsSource:
     return np.fromiter((_fields(record)[1] for record in records), np.int64, len(self))
 
   def traits(self, sample: np.ndarray) -> Iterator[bytes]:
-    """Yield label and stored image of each example in `sample`, int [n]; see `hbf.data.images.sources.Stored`."""
+    """Yield class and stored image of each example in `sample`, int [n]; see `hbf.data.images.sources.Stored`."""
     for record in self._records.__getitems__(sample.tolist()):
       encoded, label = _fields(record)
       yield str(label).encode()
@@ -61,7 +61,7 @@ class TfdsSource:
 
 
 def _fields(record: bytes) -> tuple[bytes, int]:
-  """Return the encoded image and the label of a record."""
+  """Return the encoded image and the class of a record."""
   # This is much faster than TFDS's own parser, which makes a dict of arrays.
   fields = tf_example_pb2.Example.FromString(record).features.feature
   return fields['image'].bytes_list.value[0], fields['label'].int64_list.value[0]

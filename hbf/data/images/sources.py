@@ -1,6 +1,7 @@
-"""Sources: random access to labeled images, and subsets of a source.
+"""Sources: random access to images with their targets, and subsets of a source.
 
-The label of an image is the number of its class, or a vector of K numbers (`Target`).
+The target of an image (`Target`) is the number of its class, or a vector of K labels or values. Functions and
+variables call targets of every kind `labels`.
 """
 
 import dataclasses
@@ -19,21 +20,21 @@ Target = int | Sequence[float] | np.ndarray
 
 
 class Source(Protocol):
-  """Labeled images of one shape, selected by index. A source can be pickled, and several threads can use it."""
+  """Images of one shape with their targets, by index. A source can be pickled, and several threads can use it."""
 
   def __len__(self) -> int:
     """Return the number of examples."""
 
   def __getitem__(self, index: int) -> tuple[np.ndarray, Target]:
-    """Return the image, uint8 [height, width, channels], and the label of example `index`."""
+    """Return the image, uint8 [height, width, channels], and the target of example `index`."""
 
 
 @runtime_checkable
 class Checkable(Protocol):
-  """A source of files that may be damaged."""
+  """A source that can check its files for damage."""
 
   def check(self, indices: np.ndarray) -> None:
-    """Check the examples `indices`, int [n].
+    """Check the files of the examples `indices`, int [n].
 
     Raises:
       UserError: an example can't be read. The message names its file.
@@ -50,10 +51,10 @@ class Batched(Protocol):
 
 @runtime_checkable
 class Labeled(Protocol):
-  """A source that reads labels without decoding images."""
+  """A source that can return all targets without decoding images."""
 
   def read_labels(self) -> np.ndarray:
-    """Return the label of every example: int [n], or float32 [n, K]."""
+    """Return the target of every example: classes, int [n], or labels or values, float32 [n, K]."""
 
 
 @runtime_checkable
@@ -61,10 +62,10 @@ class Stored(Protocol):
   """A source of stored images. Its fingerprint does not change if the images are resized to another size."""
 
   def traits(self, sample: np.ndarray) -> Iterable[bytes]:
-    """Return bytes for a fingerprint of the source.
+    """Return bytes from which a fingerprint of the source is computed.
 
-    The bytes contain the labels and stored images of the examples in `sample`. They may also contain facts about all
-    examples, such as the sizes of files, if these can be read quickly.
+    The bytes contain the targets and the stored images of the examples `sample`. They may also contain facts about
+    all examples that can be read quickly, such as the sizes of files.
 
     Args:
       sample: indices of examples, int [n].
@@ -85,7 +86,7 @@ class Blank:
     return np.zeros(self.image_shape, np.uint8), 0
 
   def read_labels(self) -> np.ndarray:
-    """Return zeros; see `Labeled`."""
+    """Return the class 0 for every example; see `Labeled`."""
     return np.zeros(self.count, np.int64)
 
 
@@ -107,7 +108,7 @@ class Subset:
     return read(self.source, self.indices[indices])
 
   def read_labels(self) -> np.ndarray:
-    """Return the label of every example of this subset; see `Labeled`."""
+    """Return the target of every example of this subset; see `Labeled`."""
     return labels(self.source)[self.indices]
 
   def check(self, indices: np.ndarray) -> None:
@@ -141,7 +142,7 @@ def traits(source: Source, sample: np.ndarray) -> Iterable[bytes]:
 
 
 def labels(source: Source) -> np.ndarray:
-  """Return the label of every example, int [n] or float32 [n, K], by the fastest method that the source has."""
+  """Return the target of every example, int [n] or float32 [n, K], by the fastest method that the source has."""
   if isinstance(source, Labeled):
     return source.read_labels()
   found = np.array([label for _, label in read(source, np.arange(len(source)))])
@@ -151,8 +152,8 @@ def labels(source: Source) -> np.ndarray:
 def hold_out(source: Source, fraction: float, stratify: bool) -> tuple[Subset, Subset]:
   """Split a source into a training part and a validation part.
 
-  The split is pseudo-random but fixed. It depends on the number of examples, on `fraction` and, if stratified, on the
-  labels. It does not depend on a run's seed. `stratify` does not change the number of examples in a part.
+  The split is pseudo-random but fixed. It depends on the number of examples, on `fraction` and, with `stratify`, on
+  the classes. It does not depend on a run's seed. `stratify` does not change the number of examples in a part.
 
   Args:
     source: the source to split.

@@ -1,4 +1,7 @@
-"""The files of each split in a user's folder, and messages about splits that are missing or not used."""
+"""The files of each split in a user's folder, and messages about splits that are missing or not used.
+
+A shard is one of several files of a split.
+"""
 
 import os
 import re
@@ -29,10 +32,10 @@ def check(where: str, form: str, found: Sequence[str], used: Mapping[str, str]) 
   """Check that the used splits are there. Warn of splits that are not used.
 
   Args:
-    where: beginning of the path of a split.
-    form: rest of this path, with {} in place of the split's name.
-    found: names of the splits that are there.
-    used: name of the split for `train`, `test` and perhaps `validation`.
+    where: beginning of the path of a split, for messages.
+    form: the rest of this path, with {} in place of the split's name, such as '{}-*.tar'.
+    found: the user's names of the splits that are there.
+    used: the user's name of each used split. Its keys are `train`, `test` and perhaps `validation`.
 
   Raises:
     UserError: a split is missing.
@@ -54,10 +57,13 @@ def check(where: str, form: str, found: Sequence[str], used: Mapping[str, str]) 
 
 
 def find_shards(request: DataRequest, ending: str) -> dict[str, tuple[str, ...]]:
-  """Return the sorted paths SPLIT.ENDING or SPLIT-*.ENDING of each used split, in ROOT or in ROOT/data.
+  """Return the sorted paths of the shards of each used split, SPLIT.ENDING or SPLIT-*.ENDING.
+
+  The shards are in the folder `root` of the request. If it has none, they are in its subfolder `data`.
 
   Raises:
-    UserError: the folder or a split does not exist. Or a shard is missing: the others end in -NUMBER-of-COUNT.
+    UserError: the folder or a split does not exist. Or a shard is missing, according to the numbers in the other
+      names, such as train-00000-of-00002.
   """
   folder = root_folder(request.root, f'train-*.{ending} and test-*.{ending}')
   folders, files = list_folder(folder)
@@ -75,7 +81,7 @@ def find_shards(request: DataRequest, ending: str) -> dict[str, tuple[str, ...]]
 
 
 def _require_all(paths: Sequence[str]) -> None:
-  """Raise UserError if a file of -00000-of-00003, -00001-of-00003, … is missing."""
+  """Raise UserError if a shard is missing. Shards may be numbered, such as train-00000-of-00002.tar."""
   numbered = [found for path in paths if (found := re.fullmatch(r'(.*)-(\d+)-of-(\d+)(\.\w+)', path))]
   for start, width, count, ending in {(found[1], len(found[2]), found[3], found[4]) for found in numbered}:
     expected = [f'{start}-{number:0{width}d}-of-{count}{ending}' for number in range(int(count))]

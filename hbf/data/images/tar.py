@@ -1,4 +1,4 @@
-"""Images in tar files as WebDataset writes them. They are read at their places in the files, without unpacking."""
+"""Images in tar files as WebDataset writes them. They are read from the tar files without unpacking."""
 
 import contextlib
 import dataclasses
@@ -31,8 +31,11 @@ class TarSource(EncodedSource):
   Attributes:
     paths: paths of the tar files.
     names: name of each image in its tar file, [n].
-    places: number of the tar file, first byte and number of bytes of each image, int [n, 3].
-    labels: see `EncodedSource`, as for `size` and `shape`.
+    places: for each image, the index of its tar file in `paths`, its first byte in this file, and its number of
+      bytes, int [n, 3].
+    labels: class of each image, int [n].
+    size: as in `EncodedSource`.
+    shape: as in `EncodedSource`.
   """
 
   paths: tuple[str, ...]
@@ -57,7 +60,7 @@ class TarSource(EncodedSource):
       super().check_one(index)
 
   def facts(self) -> Iterator[bytes]:
-    """Yield class, name and size of every image."""
+    """Yield class, name and number of bytes of every image."""
     for label, name, size in zip(self.labels, self.names, self.places[:, 2], strict=True):
       yield f'{label} {name} {size}'.encode()
 
@@ -69,7 +72,7 @@ class TarSource(EncodedSource):
 
 
 class _Member(NamedTuple):
-  """A labeled image in a tar file: its name, first byte, number of bytes and label."""
+  """An image in a tar file: its name, first byte, number of bytes, and class as the file stores it."""
 
   name: str
   start: int
@@ -78,13 +81,13 @@ class _Member(NamedTuple):
 
 
 def open_tars(request: DataRequest) -> Dataset:
-  """Open the images in train-*.tar and in the tar files of the other splits. Read all labels.
+  """Open the images in train-*.tar and in the tar files of the other splits. Read all classes.
 
-  An example is an image KEY.jpg, KEY.png or another format, with KEY.cls (a number) or KEY.json with the entry
-  "label" (a number or the name of a class). Other members are not used.
+  An image is a member KEY.jpg, KEY.png or KEY with the ending of another format. Its class is the number in the
+  member KEY.cls, or the entry "label" of the member KEY.json, a number or a name. Other members are not used.
 
   Raises:
-    UserError: a file is missing, cut off, compressed or no tar file, or an image has no label or a wrong label.
+    UserError: a file is missing, cut off, compressed or not a tar file, or an image has no class or a wrong one.
   """
   shards = find_shards(request, 'tar')
   with futures.ThreadPoolExecutor(THREADS) as pool:
@@ -95,14 +98,14 @@ def open_tars(request: DataRequest) -> Dataset:
 
 
 def _source(paths: tuple[str, ...], shards: list[list[_Member]]) -> TarSource:
-  """Return a source of all members of the shards of a split. Its labels are −1."""
+  """Return the source of a split from the paths and the images of its tar files. Its classes are −1 so far."""
   names = tuple(member.name for shard in shards for member in shard)
   places = [(number, member.start, member.length) for number, shard in enumerate(shards) for member in shard]
   return TarSource(paths, names, np.array(places, np.int64), np.full(len(names), -1))
 
 
 def _index(path: str) -> list[_Member]:
-  """Return the labeled images of a tar file in their order. Of an image, only the header is read."""
+  """Return the images of a tar file in their order, with their classes. The content of images is not read."""
   images: dict[str, tarfile.TarInfo] = {}
   labels: dict[str, dict[str, bytes]] = {}  # content by ending by key
   with _explain_errors(path), tarfile.open(path, 'r:') as tar:
@@ -130,7 +133,13 @@ def _index(path: str) -> list[_Member]:
 
 
 def _label(image: str, key: str, found: Mapping[str, bytes]) -> Any:
-  """Return the label of an image from the content of its members by ending. Of two members, .cls counts."""
+  """Return the class of an image as its tar file stores it, a number or a name.
+
+  Args:
+    image: path of the tar file and name of the image, for messages.
+    key: KEY, the name of the image without its ending.
+    found: content of KEY.cls and KEY.json by ending. If both are there, KEY.cls counts.
+  """
   if not found:
     raise _wrong(image, 'has no label', f'{key}.cls with a number, or {key}.json with "label"')
   ending = min(found)

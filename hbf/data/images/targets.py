@@ -1,13 +1,16 @@
-"""Targets of images: classes, 0/1 labels or values. And the CSV files that list labels or values.
+"""Kinds of targets, and the CSV files that list labels or values.
+
+The target of an image is what a network learns to predict for it. A data set has targets of one kind:
 
 | kind of targets | the target of an image | task |
 |---|---|---|
 | classes | the number of its class | classification |
-| labels | K numbers 0 or 1, uint8 or float32 | multi_label |
-| values | K numbers, float32 | regression |
+| labels | K labels, each 0 or 1, uint8 or float32 [K] | multi_label |
+| values | K values, float32 [K] | regression |
 
-In an image folder, the file labels.csv or targets.csv of each split lists labels or values. Its first column, `file`,
-has the path of an image in the split's folder. Every other column is a label or a target, named in the first row.
+In an image folder, each split has a file labels.csv or targets.csv, which lists labels or values. Its first column,
+`file`, has the path of an image in the split's folder. Every other column has the numbers of one label or one value
+for all images. The first row names the columns.
 """
 
 import csv
@@ -25,10 +28,10 @@ LOST = 1e-3  # largest rounding error of a value in float32, divided by the stan
 
 
 def check_labels(name: str, labels: np.ndarray) -> np.ndarray:
-  """Return labels [n, K] as uint8.
+  """Return labels [n, K] as uint8. Messages call the array `name`.
 
   Raises:
-    UserError: a number is neither 0 nor 1.
+    UserError: a label is neither 0 nor 1.
   """
   wrong = labels[(labels != 0) & (labels != 1)]
   if len(wrong):
@@ -37,7 +40,7 @@ def check_labels(name: str, labels: np.ndarray) -> np.ndarray:
 
 
 def to_values(name: str, values: np.ndarray) -> np.ndarray:
-  """Return values [n, K] as float32.
+  """Return values [n, K] as float32. Messages call the array `name`.
 
   Raises:
     UserError: a value is not finite, or loses too many digits in float32.
@@ -61,14 +64,14 @@ def to_values(name: str, values: np.ndarray) -> np.ndarray:
 
 
 def read_csv(split: Path, kind: str) -> tuple[tuple[str, ...], tuple[str, ...], np.ndarray]:
-  """Read the labels or values of a split's images.
+  """Read the CSV file with the labels or values of a split's images.
 
   Args:
     split: the folder of the split.
-    kind: LABELS or VALUES.
+    kind: the kind of targets, LABELS or VALUES.
 
   Returns:
-    The names of the K labels or targets; the path of each image within the folder, [n]; and the vectors, [n, K].
+    The names of the K labels or values; the path of each image within the folder, [n]; and the targets, [n, K].
 
   Raises:
     UserError: the file is missing, or not as described at the top of this module. The message names the line.
@@ -100,7 +103,7 @@ def read_csv(split: Path, kind: str) -> tuple[tuple[str, ...], tuple[str, ...], 
 
 
 def _numbers(where: str, row: list[str], columns: int) -> list[float]:
-  """Return the numbers after the first column of a row."""
+  """Return the numbers after the first column of a row. `columns` is the required number of columns."""
   if len(row) != columns:
     raise UserError(f'{where} has {len(row)} columns; expected {columns}, as in the first line: mend the line')
   try:

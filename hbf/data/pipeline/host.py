@@ -38,7 +38,7 @@ class HostBatches:
     stop: index of the last batch, plus one.
     rows: indices of the rows of a batch that are read. A process reads the rows that its devices hold.
     image_shape: height, width and channels of the images.
-    target_shape: shape of a label; see `target_shape`.
+    target_shape: shape of the target of an image: () for classes, (K,) for labels or values.
   """
 
   source: Source
@@ -60,9 +60,10 @@ class HostBatches:
 def assemble(
   source: Source, indices: np.ndarray, image_shape: tuple[int, ...], target_shape: tuple[int, ...] = ()
 ) -> HostBatch:
-  """Read the examples `indices`, int [n], as a batch on the host. The image and the label of index −1 are 0.
+  """Read the examples `indices`, int [n], as a batch on the host. The image and the target of index −1 are 0.
 
-  A label is an int32, or a float32 vector if `target_shape` is not ().
+  The batch has `index`, `image`, uint8 [n, H, W, C], and the targets as `label`: classes, int32 [n], or labels or
+  values, float32 [n, K]. See `HostBatches` for the shapes.
   """
   images = np.zeros((len(indices), *image_shape), np.uint8)
   labels = np.zeros((len(indices), *target_shape), np.float32 if target_shape else np.int32)
@@ -75,10 +76,10 @@ def assemble(
 def read_many(
   source: Source, indices: np.ndarray, image_shape: tuple[int, ...], target_shape: tuple[int, ...] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Read the examples `indices`, int [n], in threads. The image and the label of index −1 are 0.
+  """Read the examples `indices`, int [n], in threads. The image and the target of index −1 are 0.
 
   Returns:
-    Images, uint8 [n, H, W, C], and labels, int32 [n]. If `target_shape` is (K,), the labels are float32 [n, K].
+    Images, uint8 [n, H, W, C], and targets, int32 [n]. If `target_shape` is (K,), the targets are float32 [n, K].
   """
   images = np.empty((len(indices), *image_shape), np.uint8)
   labels = np.empty((len(indices), *target_shape), np.float32 if target_shape else np.int32)
@@ -104,5 +105,5 @@ def image_shape(source: Source) -> tuple[int, ...]:
 
 
 def target_shape(source: Source) -> tuple[int, ...]:
-  """Return the shape of a source's labels: () for classes, (K,) for vectors. The source has at least one example."""
+  """Return the shape of a target in a source that is not empty: () for classes, (K,) for labels or values."""
   return np.shape(source[0][1])

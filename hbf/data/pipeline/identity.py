@@ -22,10 +22,10 @@ def identity(dataset: Dataset) -> dict[str, Any]:
     dataset: the data set, from `hbf.data.datasets.load`.
 
   Returns:
-    A dict. `name` is the data set's name. `classes` has the stored name of each class, and `names` has readable names
-    by stored name. `targets` is the kind of the labels, if they are not classes. `image_shape` is height, width
-    and channels. `splits` has the number of examples of each split. `fingerprint` is the SHA-256 of classes, labels
-    and images, in hexadecimal. It does not cover `names`.
+    A dict. `name` is the data set's name. `classes` has the stored name of each class, label or value. `names` has
+    readable names by stored name. `targets` is the kind of the targets, if they are not classes. `image_shape` is
+    height, width and channels. `splits` has the number of examples of each split. `fingerprint` is the SHA-256 of
+    `classes`, targets and images, in hexadecimal. It does not cover `names`.
 
   Raises:
     UserError: an image can't be read.

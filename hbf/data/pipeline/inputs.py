@@ -1,10 +1,10 @@
 """Inputs of a jitted step: all examples in device memory, or a stream of batches. Both give bit-identical examples.
 
-A *batch* is a dict of device arrays, sharded over their first axis. If all examples are in device memory, a batch is
-{'index': int32 [B]}. A batch of a stream is {'index', 'image': uint8 [B, H, W, C], 'label': int32 [B]}. Inside jit,
-`gather` makes the same complete batch from both. In rows of padding, the index is −1, and the image and the label are
-0. A label may also be a vector of K numbers: 'label' is then float32 [B, K]. A *stack* has several batches, stacked
-on a new first axis.
+A *batch* is a dict of device arrays, sharded over their first axis. If all examples are in device memory (a
+*resident* input), a batch is {'index': int32 [B]}. A batch of a stream is {'index', 'image': uint8 [B, H, W, C],
+'label'}. The entry 'label' has the targets of the images: classes, int32 [B], or labels or values, float32 [B, K].
+Inside jit, `gather` makes the same complete batch from both kinds of batches. In rows of padding, the index is −1,
+and the image and the target are 0. A *stack* has several batches, stacked on a new first axis.
 """
 
 import abc
@@ -46,7 +46,7 @@ class Examples:
   Attributes:
     image: pixels of the images, uint8 [M, H·W·C]. The images are flat, because a TPU would pad short axes, and would
       copy an array [M, H, W, C] at every step.
-    label: class of each image, int32 [M], or a vector for each image, float32 [M, K].
+    label: target of each image: classes, int32 [M], or labels or values, float32 [M, K].
     image_shape: height, width and channels of the images: H, W, C.
     sharding: sharding over M, equal to the sharding of batches.
   """
@@ -64,8 +64,8 @@ class Input(abc.ABC):
   """A source of batches for a jitted step.
 
   Attributes:
-    resident: data in device memory that every step needs beside the batch, or None. Pass the data to the jitted step
-      as an argument, so that XLA does not make constants of them.
+    resident: the examples in device memory, which every step needs beside the batch. None for a stream. Pass them to
+      the jitted step as an argument, so that XLA does not compile them as constants.
   """
 
   resident: Resident
@@ -133,7 +133,7 @@ class ImageInput(Input):
 
 
 class DeviceInput(ResidentInput, ImageInput):
-  """An input that holds all images (uint8) and labels (int32, or vectors of float32) in device memory."""
+  """An input that holds all images and their targets in device memory, as `Examples`."""
 
   resident: Examples
 
@@ -192,7 +192,10 @@ class StreamInput(ImageInput):
     return len(self._source)
 
   def sums(self) -> tuple[int, np.ndarray]:
-    """Return what `ImageInput.sums` returns, for evenly spaced examples. To read all takes as long as an epoch."""
+    """Return what `ImageInput.sums` returns, but for a sample of evenly spaced examples.
+
+    Reading all examples would take as long as an epoch.
+    """
     sample = evenly_spaced(len(self), _STATISTICS_EXAMPLES)
     images, _ = host.read_many(self._source, sample, self._image_shape, self._target_shape)
     pixels = images.reshape(-1, images.shape[-1]).astype(np.int64)
@@ -235,7 +238,7 @@ def abstract_resident(
   resident_bytes: int,
   target_shape: tuple[int, ...] = (),
 ) -> Resident:
-  """Return the attribute `resident` of an input as `jax.ShapeDtypeStruct`s with shardings, without reading data.
+  """Return the attribute `resident` of an input, with `jax.ShapeDtypeStruct`s in place of arrays. Read no data.
 
   Args:
     kind: kind of the input; see `make_input`.
@@ -243,10 +246,10 @@ def abstract_resident(
     image_shape: height, width and channels of the images.
     sharding: sharding of batches over their first axis.
     resident_bytes: the most bytes of images on each device; see `make_input`.
-    target_shape: shape of a label, () or (K,).
+    target_shape: shape of a target: () for classes, (K,) for labels or values.
 
   Returns:
-    `Examples` with shapes in place of arrays, or None for a stream.
+    `Examples` of shapes with shardings, or None for a stream.
   """
   if not _is_resident(kind, count, image_shape, sharding, resident_bytes):
     return None
@@ -273,7 +276,7 @@ def abstract_batch(
     image_shape: height, width and channels of the images.
     sharding: sharding of batches over their first axis.
     *leading: lengths of the first axes: B for a batch of B rows, or S, B for a stack of S batches.
-    target_shape: shape of a label, () or (K,).
+    target_shape: shape of a target: () for classes, (K,) for labels or values.
   """
   spec = PartitionSpec(*(None for _ in leading[1:]), *sharding.spec)
   array: Any = functools.partial(jax.ShapeDtypeStruct, sharding=NamedSharding(sharding.mesh, spec))
@@ -285,7 +288,7 @@ def abstract_batch(
 
 
 def _type(target_shape: tuple[int, ...]) -> Any:
-  """Return the type of a label."""
+  """Return the type of targets of this shape."""
   return jnp.float32 if target_shape else jnp.int32
 
 
@@ -313,15 +316,15 @@ def _pad_count(count: int, sharding: NamedSharding) -> int:
 
 
 def gather(resident: Resident, batch: Mapping[str, jax.Array]) -> Batch:
-  """Complete a batch of any input of images with its images and labels. The function is pure and runs inside jit.
+  """Complete a batch of any input of images with its images and targets. The function is pure and runs inside jit.
 
   Args:
     resident: the `resident` of the input that yielded the batch.
     batch: a batch that the input yielded.
 
   Returns:
-    A dict. `index`, int32 [B], is −1 for padding. `image` is uint8 [B, H, W, C], and `label` is int32 [B] or float32
-    [B, K]. `mask`, bool [B], is False for padding.
+    A dict. `index`, int32 [B], is −1 for padding. `image` is uint8 [B, H, W, C]. `label` has the targets, int32 [B]
+    or float32 [B, K]. `mask`, bool [B], is False for padding.
   """
   index = batch['index']
   mask = index >= 0
@@ -333,12 +336,12 @@ def gather(resident: Resident, batch: Mapping[str, jax.Array]) -> Batch:
 
 
 def _only(kept: jax.Array, labels: jax.Array) -> jax.Array:
-  """Return the labels, [B] or [B, K], where `kept`, bool [B], is True, and 0 elsewhere."""
+  """Return the targets `labels`, [B] or [B, K], where `kept`, bool [B], is True, and 0 elsewhere."""
   return jnp.where(kept if labels.ndim == 1 else kept[:, None], labels, 0)
 
 
 def _take(resident: Examples, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Return images, uint8 [B, H·W·C], and labels, [B] or [B, K], of the examples `rows`, sharded like `rows`."""
+  """Return images, uint8 [B, H·W·C], and targets, [B] or [B, K], of the examples `rows` [B], sharded like `rows`."""
   if _shards(resident.sharding) == 1:
     return resident.image[rows], resident.label[rows]
   axes = _axes(resident.sharding)

@@ -25,7 +25,7 @@ def permutation(seed: int, epoch: int, examples: int) -> np.ndarray:
 
 
 def evenly_spaced(examples: int, most: int) -> np.ndarray:
-  """Return `most` evenly spaced numbers from 0, …, examples − 1, int64 [n], or all of these if they are fewer."""
+  """Return `most` evenly spaced indices of examples, int64 [n]. If there are at most `most` examples, return all."""
   count = min(examples, most)
   return np.arange(count) * examples // max(count, 1)
 
@@ -89,7 +89,7 @@ class BalancedOrder:
 
   Attributes:
     seed: seed of the permutations.
-    groups: numbers of the examples of each class, int32 [n] with n ≥ 1. Classes without examples are left out.
+    groups: indices of the examples of each class, int32 [n] with n ≥ 1. Classes without examples are left out.
     batch_size: number of examples in a step.
   """
 
@@ -99,12 +99,12 @@ class BalancedOrder:
 
   @classmethod
   def from_labels(cls, seed: int, labels: np.ndarray, batch_size: int) -> 'BalancedOrder':
-    """Return the order of examples whose classes are `labels`, int [examples]."""
+    """Return the order of examples whose class numbers are `labels`, int [examples]."""
     groups = (np.flatnonzero(labels == label).astype(np.int32) for label in np.unique(labels))
     return cls(seed, tuple(groups), batch_size)
 
   def __call__(self, step: int) -> np.ndarray:
-    """Return the numbers of the examples in step `step`, int32 [batch_size]."""
+    """Return the indices of the examples in step `step`, int32 [batch_size]."""
     first = step * self.batch_size
     found = (divmod(position, len(self.groups)) for position in range(first, first + self.batch_size))
     return np.array([self._example(block, place) for block, place in found], np.int32)

@@ -87,7 +87,17 @@ def identity_of(texts: Texts) -> dict[str, Any]:
 
 
 def _as_texts(opened: Any, name: str) -> dict[str, bytes]:
-  """Return the texts that a function opened. A user's own function may return one text, or str in place of bytes."""
+  """Return the training text and the test text that a function opened.
+
+  A function may also return one text, which is then split. A text may be str in place of bytes.
+
+  Args:
+    opened: what the function returned.
+    name: name of the data set, for messages.
+
+  Raises:
+    UserError: the function returned something else.
+  """
   parts = _split(_encoded(opened)) if isinstance(opened, str | bytes) else opened
   if not isinstance(parts, Mapping) or {*parts} != {'train', 'test'}:
     raise UserError(
@@ -102,7 +112,7 @@ def _encoded(text: str | bytes) -> bytes:
 
 
 def _open_python_help(request: DataRequest) -> str:
-  """Return the texts of all topics of Python's help, half a million characters. They change with Python's version."""
+  """Return Python's language reference, from the topics of Python's help. It changes with Python's version."""
   topics = pydoc_data.topics.topics
   return '\n'.join(topics[name] for name in sorted(topics))
 
@@ -145,7 +155,7 @@ def _split(text: bytes) -> dict[str, bytes]:
 
 
 def _open_prepared(request: DataRequest) -> dict[str, bytes]:
-  """Return the texts of a data set that TFDS has prepared. A plus in the name of a split joins several."""
+  """Return the texts of a data set that TFDS has prepared. A split 'A+B' is the text of A, then the text of B."""
   builder = prepared.open_texts(prepare.found_or_prepared(request.name, request.dir, request.download))
   return {
     split: b''.join(b'\n'.join(prepared.read_texts(builder, part)) for part in parts.split('+'))
