@@ -463,7 +463,9 @@ def fuzz(name: str, target: Target, examples: int, seed: int) -> tuple[int, str]
       raise
     return count, ''.join(traceback.format_exception(error))
   finally:
-    if whole is not None:
+    if whole is None:
+      target.path.unlink(missing_ok=True)  # another reader has this path too, and no whole file there
+    else:
       target.path.write_bytes(whole)
   return count, ''
 
