@@ -94,13 +94,14 @@ def draw_curves(grid: Grid, workdir: pathlib.Path, path: pathlib.Path) -> None:
 def draw_expected(
   expected: Mapping[str, Sequence[float]], score: Score, path: pathlib.Path, name: str = 'expected best'
 ) -> None:
-  """Write a PNG of the best held-out score of each arm, expected or so far, against the number of trials.
+  """Write a PNG with a curve for each arm: its best held-out score against the number of trials.
 
   Args:
-    expected: the best score of 1, 2, … trials, by the label of the arm.
+    expected: for each label of an arm, the best score of 1, 2, … trials. It is the expected best score or the best
+      score so far.
     score: the kind of score.
     path: path of the PNG.
-    name: word for the best score on the axis.
+    name: words for the best score in the label of the y-axis: 'expected best' or 'best'.
   """
   curves = {
     label: Curve(np.arange(1, len(values) + 1), np.asarray([values])) for label, values in expected.items() if values
