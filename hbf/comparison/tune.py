@@ -306,7 +306,7 @@ def _make_trials(
 ) -> tuple[list[Trial], _Trials]:
   """Return the trials of all arms with these numbers, ordered by number, and the grid of their runs.
 
-  `before` holds the trials that the folder already has. The reference arm and the config must be theirs.
+  `before` holds the trials that the folder already has. Their reference arm is kept, and their config is required.
   """
   labels = [*map(label_of, request.arms)]
   drawn = [

@@ -3,8 +3,8 @@
 JAX cannot replace a process, and it ends all processes if one is lost. So each process of an elastic run has a
 supervisor, which starts the ordinary command as its child. If children end because a process is lost, a new round
 begins: the supervisors that are left agree on its processes, and start new children. They agree through files in the
-run folder. R is the number of a round. P is the index of a process in the command that the user gave. In a later
-round the child of this process may have another index.
+run folder. R is the number of a round. P is the index of a process in the command that the user gave. In later
+rounds, the child of this process may have a lower index.
 
 - elastic/P/.lock: the supervisor of process P locks this file while it lives.
 - elastic/P/R.json: process P takes part in round R.

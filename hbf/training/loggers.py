@@ -43,7 +43,7 @@ class Logger(Protocol):
     """Receive images, uint8 [n, H, W, C] with 1 or 3 channels."""
 
   def close(self) -> None:
-    """End: the process sends nothing more. A later process may continue the run."""
+    """Learn that this process sends nothing more. A later process may continue the run."""
 
 
 class TensorBoard:

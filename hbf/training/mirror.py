@@ -43,8 +43,8 @@ _Files = dict[str, dict[str, Any]]  # name in the run folder: {'sha256': …, 'b
 def mirrored(address: str | os.PathLike[str], console: Console) -> Iterator[pathlib.Path]:
   """Give a `with` statement the local folder in which a run trains.
 
-  If the address is on a bucket, the folder first gets the files of the run from there. It is uploaded after each
-  checkpoint, and at the end of the context. If the address is not on a bucket, it is itself the folder.
+  If the address is on a bucket, the folder first gets the files of the run from there. Its files are uploaded after
+  each checkpoint, and at the end of the context. If the address is not on a bucket, it is itself the folder.
 
   Raises:
     UserError: the bucket can't be used, another process has the lock, or the address holds other objects than a run.
@@ -264,7 +264,7 @@ def _newest(bucket: Bucket) -> _Files | None:
 def _download(bucket: Bucket, files: _Files, folder: pathlib.Path, scratch: pathlib.Path) -> None:
   """Download those of the files that a folder does not have yet.
 
-  The files are first downloaded into the folder `scratch`. Each is moved to its path after a check of its checksum.
+  The files are first downloaded into the folder `scratch`. Each is moved into `folder` after a check of its checksum.
 
   Raises:
     FileNotFoundError: an object is missing.

@@ -255,9 +255,9 @@ def current(stored: Mapping[str, Any], changes: tuple[Change, ...] = CHANGES) ->
 
 
 def with_gone(params: Mapping[str, Any]) -> dict[str, Any] | None:
-  """Return the parameters of a network, together with the shapes of those that older code also had (`GONE`).
+  """Return the shapes of the parameters that older code had for a network: those in `params` and removed ones.
 
-  Return None if older code had no more parameters than these.
+  `GONE` lists the removed parameters. Return None if none was removed.
   """
   found = {name: shape for name, shape in GONE.items() if name.partition('/')[0] in params}
   if not found:
@@ -282,7 +282,10 @@ def renamed(tree: Any, names: Mapping[str, str]) -> Any:
 
 
 def old_names(held: Iterable[str]) -> dict[str, str]:
-  """Return a dict from new to old names, for those of the parameters with the paths `held` that have an old name."""
+  """Return a dict from new to old names, for the parameters that a checkpoint has under their old names.
+
+  `held` are the paths of the checkpoint's parameters.
+  """
   last = {path.rpartition('/')[2] for path in held}
   return {new: old for old, new in RENAMED.items() if old in last}
 
@@ -309,7 +312,7 @@ def _apply(change: Change, config: dict[str, Any]) -> None:
 
 
 def _options(config: dict[str, Any], part: str) -> dict[str, Any]:
-  """Return the options of a part (see `Change`), to be changed in place. {} if the config has not the part's stage."""
+  """Return the options of a part (see `Change`), to be changed in place. {} if the config has another stage."""
   path, _, stage = part.partition(':')
   if stage and stage != dict(zip(STAGES, stage_names(config['model']['name']), strict=True))[path]:
     return {}
