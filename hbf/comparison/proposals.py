@@ -84,9 +84,9 @@ class Draws:
 class Studies:
   """Options that Optuna proposes, by a study for each arm.
 
-  The first `DRAWN` trials of TPE, and all trials of a random search, have the options that `Draws` gives. So arms
-  have the same first values of the keys that they share. A trial that diverged or was stopped is `PRUNED` for Optuna,
-  so it counts as worse than every finished trial.
+  The first `DRAWN` trials of TPE, and all trials of a random search, have the options that `Draws` gives. So in
+  these trials, all arms have the same values of shared keys. A trial that diverged or was stopped is `PRUNED` for
+  Optuna, so it counts as worse than every finished trial.
   """
 
   def __init__(

@@ -239,7 +239,7 @@ def with_best(request: Comparison, path: pathlib.Path) -> Comparison:
   """Return the request, in which each arm also has the options of its best trial.
 
   Args:
-    request: a comparison of arms of the search. No trial may have used its seeds.
+    request: a comparison of arms of the search. None of its seeds may be the seed of a trial.
     path: path of the tuning.json that the search wrote.
 
   Raises:
