@@ -94,13 +94,14 @@ def draw_curves(grid: Grid, workdir: pathlib.Path, path: pathlib.Path) -> None:
 def draw_expected(
   expected: Mapping[str, Sequence[float]], score: Score, path: pathlib.Path, name: str = 'expected best'
 ) -> None:
-  """Write a PNG of the best held-out score of each arm, expected or so far, against the number of trials.
+  """Write a PNG with a curve for each arm: its best held-out score against the number of trials.
 
   Args:
-    expected: the best score of 1, 2, … trials, by the label of the arm.
+    expected: for each label of an arm, the best score of 1, 2, … trials. It is the expected best score or the best
+      score so far.
     score: the kind of score.
     path: path of the PNG.
-    name: word for the best score on the axis.
+    name: words for the best score in the label of the y-axis: 'expected best' or 'best'.
   """
   curves = {
     label: Curve(np.arange(1, len(values) + 1), np.asarray([values])) for label, values in expected.items() if values
@@ -140,7 +141,7 @@ def spread_labels(wanted: Sequence[float], gap: float, low: float, high: float) 
 
 
 def _logs(grid: Grid, runs: StoredRuns, group: str) -> dict[str, list[list[dict]]]:
-  """Return the lines of metrics.jsonl for each seed, by the label of the arm."""
+  """Return the lines of metrics.jsonl of each seed of each arm of a group, by the label of the arm."""
   arms = [arm for arm in grid.arms if arm.group == group]
   return {arm.label: [runs.metrics(arm.run_name(seed)) for seed in grid.seeds] for arm in arms}
 

@@ -50,10 +50,10 @@ class Device:
 def parse_devices(text: str) -> tuple[Device, ...]:
   """Parse a list of devices such as 'gpu:0,gpu:1', or of CPU cores such as 'cpu:0,cpu:1'.
 
-  '' gives a single device, which means all devices that JAX finds.
+  '' gives a single `Device`, which stands for all devices that JAX finds.
 
   Raises:
-    UserError: the form is wrong, a device is given twice, or this process may not use a core or a GPU.
+    UserError: the form is wrong, a device is given twice, or this process may not use one of the devices.
   """
   devices = []
   for part in filter(None, text.split(',')):

@@ -140,7 +140,7 @@ class Grid:
     """Return the grid of a comparison folder. If the folder is empty or missing, return an empty grid.
 
     Raises:
-      UserError: the folder holds files, but no comparison, or an error of `load`.
+      UserError: the folder holds files but no comparison, or grid.json is damaged.
     """
     left = {'.lock', 'grid.json.tmp'}  # left by a call that was killed at its start
     empty = not workdir.exists() or (workdir.is_dir() and {path.name for path in workdir.iterdir()} <= left)
@@ -172,9 +172,9 @@ def make_grid(request: Comparison, before: Grid = Grid()) -> Grid:
   """Return the grid with every arm of a request on every config file.
 
   Args:
-    request: the requested comparison.
-    before: the grid of the folder so far. The first arm of a group in this grid stays the reference of the group. If
-      `request.like` is given, parameters and operations are matched to that arm.
+    request: the requested comparison. If its `like` is given, parameters and operations are matched to that arm, and
+      otherwise to the reference of the group.
+    before: the grid of the folder so far. The first arm of a group in this grid stays the reference of the group.
 
   Raises:
     UserError: the request is wrong, or a data set is missing.
@@ -255,7 +255,7 @@ def _parse_arm(text: str, config: str, overrides: Sequence[str]) -> Arm:
 
 
 def _match_arms(arms: Sequence[Arm], first: Arm, request: Comparison) -> list[Arm]:
-  """Return the arms with the requested numbers of parameters and training operations, and check all configs."""
+  """Return the arms, matched to the arm `first` in parameters and operations as requested. Check all configs."""
   plans = {arm: make_plan(arm.config(0)) for arm in dict.fromkeys([first, *arms])}
   budget = plans[first].parameters
   unmatched = [arm for arm in arms if request.match and abs(plans[arm].parameters - budget) > TOLERANCE * budget]
@@ -275,7 +275,7 @@ def _match_arms(arms: Sequence[Arm], first: Arm, request: Comparison) -> list[Ar
 
 
 def _match_parameters(arm: Arm, plan: Plan, budget: int) -> Arm:
-  """Return the arm with the number of units that brings its parameters near the budget."""
+  """Return the arm with the number of units that brings its number of parameters within 1% of the budget."""
   task = plan.task
   model = match_parameters(
     plan.config.model, budget, lambda part: count_parameters(task.make_model(part), task.shape)
@@ -285,7 +285,10 @@ def _match_parameters(arm: Arm, plan: Plan, budget: int) -> Arm:
 
 
 def _operations(text: str, first: Plan) -> float:
-  """Return the requested number of training operations of each arm."""
+  """Return the number of training operations of each arm, from the value `text` of `Comparison.operations`.
+
+  `first` is the plan of the arm whose operations 'match' stands for.
+  """
   if text == 'match':
     return _training_operations(first)
   if not re.fullmatch(r'\d+(\.\d+)?(e\d+)?', text) or not float(text):

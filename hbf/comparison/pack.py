@@ -128,7 +128,9 @@ def _write_run(run: pathlib.Path, runs: PackedRuns, name: str) -> None:
 
 @contextlib.contextmanager
 def _made(target: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Make a folder whole or not at all: the context writes into a draft, which becomes the target at its end.
+  """Make a folder whole or not at all.
+
+  The context gets an empty draft folder to write into. At the end of the context, the draft is renamed to the target.
 
   Raises:
     UserError: the target exists, or cannot be written.
@@ -213,7 +215,7 @@ def _temporary(path: pathlib.Path) -> bool:
 
 
 def _left_out(folder: pathlib.Path, names: Sequence[str]) -> list[str]:
-  """Return the names of the folders that are not packed: those inside run folders, and those that are not runs."""
+  """Return the names of the folders that are not packed: folders that are not runs, and folders inside runs."""
   inside = [path for name in names for path in (folder / name).glob('*')]
   beside = [path for path in folder.iterdir() if path.name not in names]
   return sorted({path.name for path in (*beside, *inside) if path.is_dir()})

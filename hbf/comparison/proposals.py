@@ -1,7 +1,8 @@
 """The options of each trial of a search: drawn at random, or asked from Optuna.
 
 Optuna (Akiba et al. 2019) is an extra. It keeps a study for each arm in a SQLite file in the folder of the search. A
-trial is asked once. If the search is killed, the next call finds the trial in the study and finishes it.
+study is asked for each trial only once. If the search is killed, the next call finds the trial in the study, and
+finishes it.
 
 References: Bergstra et al. 2011, "Algorithms for hyper-parameter optimization" (TPE); Golovin et al. 2017, "Google
 Vizier" (the median rule for pruning).
@@ -52,7 +53,7 @@ class Proposals(Protocol):
     """Record the held-out scores of a trial at all its evaluations so far."""
 
   def prunes(self, label: str, number: int) -> bool:
-    """Return True if a trial should be stopped, from the recorded scores."""
+    """Return True if the recorded scores of a trial are so bad that it should be stopped."""
 
   def settle(self, label: str, number: int, value: float | None) -> None:
     """Record the end of a trial with its held-out score. None: it was stopped, or it has diverged."""
@@ -83,9 +84,9 @@ class Draws:
 class Studies:
   """Options that Optuna proposes, by a study for each arm.
 
-  The first `DRAWN` trials of TPE, and all trials of a random search, have the options that `Draws` gives. So arms
-  have the same first values of the keys that they share. A trial that diverged or was stopped is `PRUNED` for Optuna,
-  so it counts as worse than every finished trial.
+  The first `DRAWN` trials of TPE, and all trials of a random search, have the options that `Draws` gives. So in
+  these trials, all arms have the same values of shared keys. A trial that diverged or was stopped is `PRUNED` for
+  Optuna, so it counts as worse than every finished trial.
   """
 
   def __init__(
@@ -99,7 +100,7 @@ class Studies:
       space: distributions of config keys.
       count: number of trials of each arm.
       score: the score of trials.
-      seed: seed of the proposals. Trial n of each arm has the seed `seed` + n.
+      seed: seed of Optuna's random numbers. The options of trial n are proposed with the seed `seed` + n.
     """
     import optuna
 
@@ -131,14 +132,14 @@ class Studies:
     return self._method.prune and self._trial(label, number).should_prune()
 
   def settle(self, label: str, number: int, value: float | None) -> None:
-    """Tell the study the end of a trial, once."""
+    """Record the end of a trial in the study, unless it is already recorded."""
     study, states = self._trial(label, number).study, self._optuna.trial.TrialState
     if not study.trials[number].state.is_finished():
       finished = value is not None and math.isfinite(value)
       study.tell(number, value if finished else None, state=states.COMPLETE if finished else states.PRUNED)
 
   def _trial(self, label: str, number: int) -> Any:
-    """Return a trial of an arm. Ask for it if the study does not have it."""
+    """Return a trial of an arm. If the study does not have it, ask the study for it."""
     if (label, number) not in self._trials:
       study = self._study(label, number)
       if number == len(study.trials) and (number < DRAWN or self._method.sampler == RANDOM):
@@ -151,7 +152,7 @@ class Studies:
     return self._trials[label, number]
 
   def _study(self, label: str, number: int) -> Any:
-    """Open the study of an arm, with the sampler for one trial."""
+    """Open the study of an arm, with the sampler that proposes the options of trial `number`."""
     study = self._optuna.create_study(
       storage=self._storage,
       study_name=label,
@@ -170,7 +171,10 @@ class Studies:
     return study
 
   def _inside(self, label: str, options: dict[str, str]) -> dict[str, Any]:
-    """Return drawn options as values for Optuna. A value that was rounded out of its range is moved to the end."""
+    """Return drawn options as values for Optuna.
+
+    Drawn values are rounded. If rounding moved a value out of its range, the nearest end of the range is returned.
+    """
     own = options_of(self._space, label)
     return {
       key: text if own[key].choices else min(max(float(text), own[key].low), own[key].high)

@@ -47,7 +47,7 @@ def parse_space(lines: Sequence[str]) -> tuple[Option, ...]:
 
 
 def options_of(space: Sequence[Option], label: str) -> dict[str, Option]:
-  """Return the options of an arm by key. If a key has an option of the arm and one of all arms, return the former."""
+  """Return the options of an arm by key. An option of this arm alone replaces one of all arms."""
   return {option.key: option for wanted in ('', label) for option in space if option.label == wanted}
 
 

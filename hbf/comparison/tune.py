@@ -117,8 +117,8 @@ def tune(
 ) -> bool:
   """Run the missing trials of every arm, and report all trials of the folder.
 
-  Random trials are all known before the first one starts. With Optuna, a trial of each arm is asked after the former
-  trials of all arms have ended.
+  Random trials are all known before the first one starts. Optuna proposes the next trial of each
+  arm only after the earlier trials of all arms have ended.
 
   Args:
     request: the arms, the space and the config.
@@ -176,7 +176,10 @@ def _run_batch(
   devices: Sequence[Device],
   console: Console,
 ) -> bool:
-  """Run the unsettled ones of some trials, and report their ends to the proposals. Return False after a signal."""
+  """Run those of the trials that are not settled, and report the ends of all settled trials to the proposals.
+
+  Return False after a signal.
+  """
   by_run = {trial.run: trial for trial in (*_read(workdir), *trials)}
   measured = _write(sorted(by_run.values(), key=lambda trial: trial.number), workdir)
   settled = {trial.run for trial in measured if trial.settled}
@@ -236,7 +239,7 @@ def with_best(request: Comparison, path: pathlib.Path) -> Comparison:
   """Return the request, in which each arm also has the options of its best trial.
 
   Args:
-    request: a comparison of arms of the search. No trial may have used its seeds.
+    request: a comparison of arms of the search. None of its seeds may be the seed of a trial.
     path: path of the tuning.json that the search wrote.
 
   Raises:
@@ -301,7 +304,10 @@ def _check_request(request: Comparison, count: int) -> tuple[tuple[Option, ...],
 def _make_trials(
   request: Comparison, proposals: Proposals, numbers: Iterable[int], before: Sequence[Trial], method: Method
 ) -> tuple[list[Trial], _Trials]:
-  """Return the trials of all arms with these numbers, ordered by number, and the grid of their runs."""
+  """Return the trials of all arms with these numbers, ordered by number, and the grid of their runs.
+
+  `before` holds the trials that the folder already has. Their reference arm is kept, and their config is required.
+  """
   labels = [*map(label_of, request.arms)]
   drawn = [
     (text, label, number, proposals.options(label, number))
@@ -376,11 +382,11 @@ def _best(trials: Sequence[Trial]) -> Trial | None:
 
 
 def _expected(trials: Sequence[Trial]) -> dict[str, list[float]]:
-  """Return the best score by the number of trials, for each arm.
+  """Return the best score of 1, 2, … trials, for each label of an arm.
 
-  For random trials this is `expected_best`. Later trials of another sampler depend on the earlier ones. So their
-  order matters, and this is the best score so far. A diverged or stopped trial counts as a trial with the worst
-  result of the arm.
+  If the sampler is random, it is the expected best score (`expected_best`). With another sampler, later trials depend
+  on the earlier ones, so their order matters. Then it is the best score so far. A diverged or stopped trial counts as
+  a trial with the worst result of the arm.
   """
   expected = {}
   for label, arm_trials in _by_label(trials).items():

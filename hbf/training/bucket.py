@@ -75,7 +75,8 @@ class Bucket:
   def create(self, name: str, content: bytes) -> bool:
     """Write an object unless it exists. Return True if it now has this content.
 
-    The object is read back, because a store may ignore the condition, or answer a repeated request with a refusal.
+    The object is read back, because the answer of the store is not enough. A store may ignore the condition "unless
+    it exists". If a request is sent twice, the store may refuse the second although the first has succeeded.
     """
     try:
       with self._naming_trouble():
@@ -104,22 +105,22 @@ class Bucket:
         return True
 
   def upload(self, files: Mapping[str, pathlib.Path]) -> None:
-    """Write or replace objects, given as the file for each name."""
+    """Write or replace objects. `files` has the local file of each object, by the name of the object."""
     with self._naming_trouble():
       self._store.put([str(path) for path in files.values()], [self._path(name) for name in files])
 
   def download(self, files: Mapping[str, pathlib.Path]) -> None:
-    """Read objects into a new file for each name.
+    """Download objects. `files` has the local file to write for each object, by the name of the object.
 
     Raises:
-      FileNotFoundError: there is no such object.
+      FileNotFoundError: an object is missing.
       UserError: see the class.
     """
     with self._naming_trouble(missing=FileNotFoundError):
       self._store.get([self._path(name) for name in files], [str(path) for path in files.values()])
 
   def remove(self, names: Sequence[str]) -> None:
-    """Remove objects. Some may be missing."""
+    """Remove objects. Objects that are missing already are no error."""
     with self._naming_trouble(), contextlib.suppress(FileNotFoundError):
       if names:
         self._store.rm([self._path(name) for name in names])
@@ -129,7 +130,10 @@ class Bucket:
 
   @contextlib.contextmanager
   def _naming_trouble(self, missing: type[Exception] = UserError) -> Iterator[None]:
-    """Turn errors of the store into a UserError of one line. Raise `missing` if an object or bucket is missing."""
+    """Turn an error of the store inside the context into a UserError of one line.
+
+    If an object or the bucket is missing, raise an error of the type `missing` instead.
+    """
     try:
       yield
     except FileNotFoundError as error:
@@ -150,12 +154,16 @@ class LockLost(UserError):
 
 
 class Lock:
-  """The lock of a run on a bucket: the objects terms/<number>/lock.json, of which the highest number holds.
+  """The lock of a run on a bucket: objects terms/<term>/lock.json, where a term is a number.
 
-  To take the lock is to create the next number. Only one process can do this. The owner rewrites its object every
-  BEAT seconds. If the object stays unchanged for SILENCE seconds, the owner counts as dead and another process may
-  take the next number. The clocks of two machines are never compared. An owner that was only asleep finds the higher
-  number, and stops writing.
+  The process that created the object with the highest term has the lock, and is its owner. To take the lock, a
+  process creates the object with the next term. Only one process can do this. The owner rewrites its object every
+  BEAT seconds. If the object stays unchanged for SILENCE seconds, the owner counts as dead, and another process may
+  take the next term. The clocks of two machines are never compared. If an owner was only asleep, it finds the higher
+  term, and stops writing.
+
+  Attributes:
+    term: the term of this owner.
   """
 
   def __init__(self, bucket: Bucket, owner: str, say: Callable[[str], None]):
@@ -163,9 +171,9 @@ class Lock:
 
     Args:
       bucket: the run's objects.
-      owner: a name of the local folder that nobody else can have while this process runs. If the lock was left behind
-        by an owner of this name and this host, it is taken at once.
-      say: a function that tells the user something.
+      owner: the name of the local folder of the run. No other process can use this folder now. So a lock that an
+        owner with this name on this host has left behind is taken at once.
+      say: a function that prints a text for the user.
 
     Raises:
       UserError: another process has the lock.
@@ -198,7 +206,7 @@ class Lock:
 
   @contextlib.contextmanager
   def held(self, lost: Callable[[LockLost], None]) -> Iterator[None]:
-    """Give signs of life during the context, and release the lock at its end. Call `lost` if it is taken over."""
+    """Give signs of life during the context, and release the lock at its end. If the lock is lost, call `lost`."""
     ended = threading.Event()
 
     def live() -> None:
@@ -226,7 +234,7 @@ class Lock:
 
 
 def last_term(bucket: Bucket) -> int:
-  """Return the highest number of a lock. 0: nobody has locked the run yet."""
+  """Return the highest term of the run's locks. 0: nobody has locked the run yet."""
   return max((int(name.split('/')[1]) for name in bucket.names('terms') if name.endswith('/lock.json')), default=0)
 
 
@@ -235,14 +243,24 @@ def _name(term: int) -> str:
 
 
 def _read(bucket: Bucket, term: int) -> dict[str, Any]:
-  """Return the content of a lock. {}: it is gone, because a higher number was taken."""
+  """Return the content of the lock of a term. {}: the lock is gone, because a higher term was taken."""
   content = bucket.read(_name(term))
   keys = ('owner', 'host', 'pid', 'since', 'time', 'beats', 'released')
   return {} if content is None else parse_json(content, f'{bucket.address}/{_name(term)}', _CURE, *keys)
 
 
 def _wait_for_end(bucket: Bucket, term: int, left: Mapping[str, Any], say: Callable[[str], None]) -> None:
-  """Wait until the owner of a lock counts as dead. Raise UserError if it gives a sign of life."""
+  """Wait until the owner of a lock counts as dead, or releases it.
+
+  Args:
+    bucket: the run's objects.
+    term: the term of the lock.
+    left: the content of the lock when it was first read.
+    say: a function that prints a text for the user.
+
+  Raises:
+    UserError: the owner gives a sign of life.
+  """
   say(f'{bucket.address} is locked by {_describe(left)}; waits up to {SILENCE:.0f} s for a sign of life')
   end = time.monotonic() + SILENCE
   while time.monotonic() < end:

@@ -1,16 +1,18 @@
-"""Elastic runs: a run of several processes that loses one goes on with fewer, from its last checkpoint.
+"""Elastic runs: if a run of several processes loses one, the others go on from its last checkpoint.
 
 JAX cannot replace a process, and it ends all processes if one is lost. So each process of an elastic run has a
 supervisor, which starts the ordinary command as its child. If children end because a process is lost, a new round
 begins: the supervisors that are left agree on its processes, and start new children. They agree through files in the
-run folder. P is the index that a process has at the first start, R is the number of a round:
+run folder. R is the number of a round. P is the index of a process in the command that the user gave. In later
+rounds, the child of this process may have a lower index.
 
 - elastic/P/.lock: the supervisor of process P locks this file while it lives.
 - elastic/P/R.json: process P takes part in round R.
 - elastic/R.json: the roster of round R, or the reason why the run ends.
 
-The first of the processes that are left writes the roster. A round can have only one roster, so the processes never
-form two groups. If the run is started anew, its rounds do not number from 0 again. So older files do no harm.
+The supervisor with the lowest P of those that are left writes the roster. A round can have only one roster, so the
+processes never form two groups. If the user starts the run again, the numbers of the rounds go on. So older files do
+no harm.
 """
 
 import contextlib
@@ -46,7 +48,7 @@ class Roster:
   """The processes of a round.
 
   Attributes:
-    members: the indices of the processes at the first start, in order. The place in this list is the new index.
+    members: the indices P of the processes, in increasing order. The position in this list is the child's index.
     coordinator: HOST:PORT of the first member.
     end: the reason why the run ends. '': it goes on.
   """
@@ -57,7 +59,7 @@ class Roster:
 
 
 def choose_roster(members: Sequence[int], present: Mapping[int, str], newer: bool, busy: bool) -> Roster:
-  """Return the next roster.
+  """Return the next roster, with all present processes or with a reason why the run ends.
 
   Args:
     members: the processes of the last round.
@@ -82,7 +84,7 @@ class Supervisor:
 
   Attributes:
     workdir: the run folder.
-    process: the index of this process at the first start.
+    process: the index P of this process.
     host: the host name or address by which the other processes reach this one.
     launch: function that starts a child.
     received: the signals to this process. A signal handler appends to this list.
@@ -95,7 +97,7 @@ class Supervisor:
   received: list[int] = dataclasses.field(default_factory=list)
 
   def run(self, coordinator: str, processes: int) -> int:
-    """Start children until one ends for another reason than a loss. Return its exit status.
+    """Start children, one after the other, until a child ends although no process was lost. Return its exit status.
 
     Raises:
       UserError: the run cannot go on.
@@ -119,7 +121,7 @@ class Supervisor:
           print(f'processes left: {count}; the run goes on from its last checkpoint', file=sys.stderr, flush=True)
 
   def _run_child(self, roster: Roster, number: int) -> int:
-    """Start a child, pass signals on to it and wait for its end. Return its exit status, as a shell reports it."""
+    """Start a child, pass signals on to it and wait for its end. Return the exit status that a shell would report."""
     child = self.launch(roster.coordinator, len(roster.members), roster.members.index(self.process))
     sent, limit = 0, float('inf')
     try:
@@ -140,7 +142,7 @@ class Supervisor:
       child.wait()
 
   def _agree(self, members: Sequence[int], number: int, before: int) -> Roster | None:
-    """Take part in a round. Return its roster, once there is one. None if a signal comes first.
+    """Take part in a round. Return its roster once there is one, or None if a signal comes first.
 
     Args:
       members: the processes of the last round.
@@ -193,7 +195,7 @@ class Supervisor:
     return self._folder / str(process) / f'{number}.json'
 
   def _newest_round(self) -> int:
-    """Return the highest number of a round in the folder, also of earlier starts. 0 if there is none."""
+    """Return the highest number of a round in the run folder, from this start or earlier ones. 0 if there is none."""
     return _highest(path.stem for path in self._folder.rglob('*.json'))
 
   def _newest_checkpoint(self) -> int:
@@ -251,7 +253,10 @@ def end_with_supervisor() -> None:
 
 
 def _launch_again(coordinator: str, processes: int, process: int) -> 'subprocess.Popen[Any]':
-  """Start the command of this process without --elastic. Of flags that are given twice, the last one counts."""
+  """Start the command of this process again, without --elastic and with these values of the three flags.
+
+  The new flags stand after the old ones. If a flag is given twice, the last one counts.
+  """
   flags = ['--noelastic', f'--coordinator={coordinator}', f'--processes={processes}', f'--process={process}']
   # A session of its own: Ctrl-C reaches the child only through the supervisor, once.
   return subprocess.Popen(

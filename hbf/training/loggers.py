@@ -43,7 +43,7 @@ class Logger(Protocol):
     """Receive images, uint8 [n, H, W, C] with 1 or 3 channels."""
 
   def close(self) -> None:
-    """Receive the end of this process's part of the run."""
+    """Learn that this process sends nothing more. A later process may continue the run."""
 
 
 class TensorBoard:
@@ -53,7 +53,10 @@ class TensorBoard:
   takes_pictures = True
 
   def __init__(self, config: ConfigDict, workdir: pathlib.Path, start: int):
-    """Open new event files. TensorBoard then hides earlier values of steps after `start`."""
+    """Open new event files.
+
+    An interrupted process may have written values for steps after `start`. TensorBoard hides these values now.
+    """
     from tensorboardX import SummaryWriter
 
     self._writer = SummaryWriter(str(workdir / 'tensorboard'), purge_step=start + 1)
@@ -95,7 +98,10 @@ class WandB:
   takes_pictures = True
 
   def __init__(self, config: ConfigDict, workdir: pathlib.Path, start: int):
-    """Open the run. A continued run goes on in its former one, which ignores steps that it already has."""
+    """Open the run at Weights & Biases.
+
+    A continued run goes on in the same run there. Weights & Biases ignores the steps that it already has.
+    """
     import wandb
 
     self._wandb = wandb
@@ -129,7 +135,7 @@ class WandB:
 
 
 class MLflow:
-  """A logger that sends a run to the MLflow server, folder or data base of MLFLOW_TRACKING_URI.
+  """A logger that sends a run to MLflow: to the server, folder or database in MLFLOW_TRACKING_URI.
 
   MLflow has no histograms and no series of pictures, so it gets numbers only.
   """
@@ -138,7 +144,7 @@ class MLflow:
   takes_pictures = False
 
   def __init__(self, config: ConfigDict, workdir: pathlib.Path, start: int):
-    """Open the run, with the config as its parameters. A continued run goes on in its former one."""
+    """Open the run in MLflow, with the config as its parameters. A continued run goes on in the same run there."""
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param
 
@@ -156,11 +162,11 @@ class MLflow:
     return self._client.create_run(number, run_name=name).info.run_id
 
   def _steps(self, metric: str) -> int:
-    """Return the last step of a metric that MLflow has."""
+    """Return the last step for which MLflow has a value of this metric."""
     return max(value.step for value in self._client.get_metric_history(self._run, metric))
 
   def numbers(self, step: int, values: Mapping[str, float]) -> None:
-    """Send the numbers, except those that MLflow has of this step from before an interruption."""
+    """Send the numbers, except those for which MLflow already has a value of this or a later step."""
     now = int(1000 * time.time())
     new = {name: value for name, value in values.items() if step > self._last.get(name, -1)}
     self._client.log_batch(self._run, metrics=[self._metric(name, value, now, step) for name, value in new.items()])

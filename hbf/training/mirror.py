@@ -1,15 +1,15 @@
 """Run folders on a bucket: a local folder in which the run works, and a copy of it on the bucket.
 
 The training knows only the local folder. While a run trains, a thread uploads each new checkpoint together with the
-other files of the run. On the bucket are
+other files of the run. The bucket has these objects:
 
-    terms/<number>/lock.json        the lock (`hbf.training.bucket`)
-    terms/<number>/manifest.json    the name, size and checksum of every file of the run, as this owner left it
-    files/<checksum>/<name>         the files
+    terms/<term>/lock.json        the lock of the run, taken by one owner (`hbf.training.bucket.Lock`)
+    terms/<term>/manifest.json    the name, size and checksum of every file of the run, as the owner last uploaded it
+    files/<checksum>/<name>       the files
 
-A file is never replaced, because its checksum is in its name. Files are uploaded first and the manifest last. So at
-any moment the manifest with the highest number describes a state from which the run can go on. Each owner writes only
-the manifest of its own number. So a process that has lost the lock without noticing can't change the state.
+A file is never replaced, because its checksum is in its name. Files are uploaded first, and the manifest last. So at
+any moment the newest manifest, which has the highest term, describes a state from which the run can go on. Each owner
+writes only the manifest of its own term. So a process that has lost the lock without noticing can't change the state.
 """
 
 import contextlib
@@ -41,13 +41,13 @@ _Files = dict[str, dict[str, Any]]  # name in the run folder: {'sha256': …, 'b
 
 @contextlib.contextmanager
 def mirrored(address: str | os.PathLike[str], console: Console) -> Iterator[pathlib.Path]:
-  """Return the local folder for a run that trains, as a context.
+  """Give a `with` statement the local folder in which a run trains.
 
-  If the address is on a bucket, the folder starts with the state there. It is uploaded after each checkpoint and at
-  the end of the context. Otherwise the folder is the address itself.
+  If the address is on a bucket, the folder first gets the files of the run from there. Its files are uploaded after
+  each checkpoint, and at the end of the context. If the address is not on a bucket, it is itself the folder.
 
   Raises:
-    UserError: the bucket can't be used, another process has the lock, or the address holds something else.
+    UserError: the bucket can't be used, another process has the lock, or the address holds other objects than a run.
   """
   if not is_bucket(address):
     yield pathlib.Path(address).expanduser()
@@ -72,9 +72,10 @@ def mirrored(address: str | os.PathLike[str], console: Console) -> Iterator[path
 
 
 def local_copy(address: str | os.PathLike[str]) -> pathlib.Path:
-  """Return a local folder with the files of a run, to read. An address that is not on a bucket is returned itself.
+  """Return a local folder with the files of a run, for commands that only read the run.
 
-  A file that a command writes into a copy stays there. It is not uploaded.
+  If the address is on a bucket, the folder is a copy. A file that a command writes into the copy is not uploaded. If
+  the address is not on a bucket, it is itself the folder.
 
   Raises:
     UserError: the bucket can't be read, or holds no run.
@@ -100,10 +101,18 @@ def local_copy(address: str | os.PathLike[str]) -> pathlib.Path:
 
 
 class Mirror:
-  """The copy of a run folder on a bucket, in the hands of the run that has the lock."""
+  """The copy of a run folder on a bucket, kept up to date by the process that has the lock."""
 
   def __init__(self, bucket: Bucket, lock: Lock, home: pathlib.Path, folder: pathlib.Path, console: Console):
-    """Store the objects of the run, the lock, the folder of this run's local files, and the run folder inside it."""
+    """Store the arguments.
+
+    Args:
+      bucket: the objects of the run.
+      lock: the lock, which this process has.
+      home: the folder of all local files for this run, such as uploads that have begun.
+      folder: the run folder, which lies in `home`.
+      console: where warnings are printed.
+    """
     self._bucket, self._lock, self._home, self._folder, self._console = bucket, lock, home, folder, console
     self._uploaded: _Files = {}
     self._sums: dict[tuple[str, int, int], str] = {}  # of files in checkpoints, which never change
@@ -111,12 +120,13 @@ class Mirror:
     self._interrupts = False
 
   def pull(self) -> None:
-    """Give the local folder the state on the bucket, and claim this state for the own term.
+    """Give the local folder the state on the bucket, and write this state as the manifest of this owner's term.
 
-    If the folder goes on from this state, it stays as it is. So a run that was killed loses nothing on this machine.
+    The local folder may already have this state and newer checkpoints. Then it stays as it is. So a run that was
+    killed loses nothing on this machine.
 
     Raises:
-      UserError: the address holds something else, or a file is damaged or missing.
+      UserError: the address holds objects that are not a run, or a file is damaged or missing.
     """
     stored, known = _newest(self._bucket), read_json(self._home / 'manifest.json', _CURE, 'files')
     if stored is None and known is not None:
@@ -165,7 +175,7 @@ class Mirror:
     self.push()
 
   def lose(self, error: LockLost) -> None:
-    """Remember that the lock is lost, and stop the run like Ctrl-C."""
+    """Remember that the lock is lost, and stop the run as Ctrl-C does."""
     self._lost = self._lost or error
     if self._interrupts:
       self._interrupts = False
@@ -192,7 +202,10 @@ class Mirror:
     return steps | {path.name for path in self._folder.glob('result.json')}
 
   def push(self) -> bool:
-    """Upload what has changed, and then the manifest. Return False if the folder could not be caught at rest."""
+    """Upload the files that have changed, and then the manifest.
+
+    Return False, without an upload, if files appeared or vanished in the folder during each attempt to copy it.
+    """
     with naming_trouble(self._home):
       staged = _stage(self._folder, self._home / 'uploads')
       if staged is None:
@@ -217,7 +230,7 @@ class Mirror:
     return {'sha256': self._sums[same], 'bytes': about.st_size}
 
   def _write_manifest(self, files: _Files) -> None:
-    """Replace the manifest on the bucket, and then the local one, which says where the local folder stands."""
+    """Replace the manifest on the bucket, and then its local copy, which names the state of the local folder."""
     self._lock.check()
     manifest = {'format': 1, 'files': files}
     self._bucket.write(_manifest(self._lock.term), json.dumps(manifest, indent=2).encode())
@@ -225,7 +238,7 @@ class Mirror:
     write_json(self._home / 'manifest.json', manifest)
 
   def _remove_others(self) -> None:
-    """Remove what earlier owners have left: their terms, and files that the manifest does not name."""
+    """Remove the locks and manifests of earlier terms, and the files that the manifest does not name."""
     kept = {_object(name, about) for name, about in self._uploaded.items()}
     terms = [name for name in self._bucket.names('terms') if int(name.split('/')[1]) < self._lock.term]
     self._bucket.remove(terms + [name for name in self._bucket.names('files') if name not in kept])
@@ -235,7 +248,7 @@ def _newest(bucket: Bucket) -> _Files | None:
   """Return the files that the newest manifest names. None if nothing is at the address.
 
   Raises:
-    UserError: something else is there, or the manifest is damaged.
+    UserError: the address holds objects that are not a run, or the manifest is damaged.
   """
   for _ in range(_TRIES):
     terms = [name for name in bucket.names('terms') if name.endswith('/manifest.json')]
@@ -249,7 +262,9 @@ def _newest(bucket: Bucket) -> _Files | None:
 
 
 def _download(bucket: Bucket, files: _Files, folder: pathlib.Path, scratch: pathlib.Path) -> None:
-  """Bring files into a folder, except those that it has already. Each is checked before it is put in place.
+  """Download those of the files that a folder does not have yet.
+
+  The files are first downloaded into the folder `scratch`. Each is moved into `folder` after a check of its checksum.
 
   Raises:
     FileNotFoundError: an object is missing.
@@ -270,12 +285,13 @@ def _download(bucket: Bucket, files: _Files, folder: pathlib.Path, scratch: path
 
 
 def _stage(folder: pathlib.Path, staging: pathlib.Path) -> dict[str, pathlib.Path] | None:
-  """Catch the files of a run folder in which a run works, at one moment. Return a path for each name.
+  """Copy a run folder into the folder `staging`, while the run may go on.
 
   Files of checkpoints are linked, since a run may delete them. All others are copied, since a run may append to them.
 
   Returns:
-    None if files appeared or vanished during each attempt.
+    The path of each copy or link, by the file's name in the run folder. None if files appeared or vanished during
+    each attempt.
   """
   for _ in range(_TRIES):
     shutil.rmtree(staging, ignore_errors=True)
@@ -325,7 +341,7 @@ def _steps(names: Mapping[str, Any]) -> set[int]:
 
 
 def _remove_checkpoints(folder: pathlib.Path, files: _Files) -> None:
-  """Remove the checkpoints that are not among these files, and everything unfinished beside them."""
+  """Remove the checkpoints that are not among these files, and all unfinished checkpoints."""
   kept = {str(step) for step in _steps(files)}
   for path in (folder / 'checkpoints').glob('*'):
     if path.name not in kept and path.is_dir():
@@ -350,7 +366,7 @@ def _manifest(term: int) -> str:
 
 
 def _home(bucket: Bucket) -> pathlib.Path:
-  """Return the local folder of a run on a bucket: ~/.cache/hbf/buckets/<checksum of the address>."""
+  """Return the folder of all local files for a run on a bucket: ~/.cache/hbf/buckets/<checksum of the address>."""
   cache = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser()
   server = os.environ.get('AWS_ENDPOINT_URL_S3') or os.environ.get('AWS_ENDPOINT_URL') or ''
   return cache / 'hbf' / 'buckets' / hashlib.sha256(f'{server} {bucket.address}'.encode()).hexdigest()[:16]
@@ -361,7 +377,7 @@ def _folder_name(bucket: Bucket) -> str:
 
 
 def _owner(home: pathlib.Path) -> str:
-  """Return the name of a local folder, which is drawn at its first use."""
+  """Return the name of a local folder, as the owner of a lock. It is random, and drawn when it is first needed."""
   path = home / 'owner.json'
   if (stored := read_json(path, 'remove it', 'owner')) is None:
     write_json(path, stored := {'owner': uuid.uuid4().hex})
@@ -370,7 +386,7 @@ def _owner(home: pathlib.Path) -> str:
 
 @contextlib.contextmanager
 def _named(address: str, folder: pathlib.Path) -> Iterator[None]:
-  """Let a UserError name the address instead of a local folder."""
+  """Replace the local folder by the address in the message of a UserError from the context."""
   try:
     yield
   except UserError as error:

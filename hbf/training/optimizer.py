@@ -53,7 +53,14 @@ def make_schedule(config: ConfigDict, clock: Clock) -> optax.Schedule:
 
 
 def _check_schedule(config: ConfigDict, warmup: int, last: int, rest: int) -> None:
-  """Check the parts of a schedule: the steps of the warm-up, of the decay of wsd, and after the warm-up."""
+  """Raise UserError if a schedule does not fit into a run.
+
+  Args:
+    config: the `optimizer` part of a config.
+    warmup: number of steps of the warm-up.
+    last: number of steps of the decay of schedule wsd.
+    rest: number of steps after the warm-up.
+  """
   if config.schedule == 'wsd' and not 1 <= last <= rest:
     raise UserError(
       f'optimizer.decay={config.decay} is {last} steps of the {rest} after the warm-up: '
@@ -164,8 +171,8 @@ def _scale(config: ConfigDict) -> optax.GradientTransformation:
 def _scale_by_adafactor(momentum: float) -> optax.GradientTransformation:
   """Return Adafactor without a learning rate, with optax's parts and constants.
 
-  Updates of weights, centers and coefficients are multiplied by the size of the parameter. The size of other
-  parameters says nothing about their steps: log σ is 0 for σ = 1. So these parameters take absolute steps.
+  Updates of weights, centers and coefficients are multiplied by the root mean square of the parameter. For other
+  parameters, this size is no measure of a good step: log σ is 0 if σ = 1. So their updates are not multiplied by it.
 
   Args:
     momentum: the decay of the average of the updates. 0: there is no average, as in most of the paper.
@@ -226,7 +233,7 @@ def orthogonalize(updates: optax.Updates) -> optax.Updates:
 
 
 def _scale_by_layer(decay: float) -> optax.GradientTransformation:
-  """Multiply the update of each parameter by decay^h, where h is its number of layers to the head (`heights_of`).
+  """Multiply the update of each parameter by decay^h, where h is its height: its distance from the head in layers.
 
   References: Clark et al. 2020, "ELECTRA"; layers are counted as in Bao et al. 2022, "BEiT".
   """

@@ -175,7 +175,7 @@ def read_image(path: str, shape: Sequence[int], content: bytes | None = None) ->
   If `content` is given, it is read in place of the file, and `path` only names it in errors.
 
   Raises:
-    UserError: the image can't be read, or has another shape and is not resized.
+    UserError: the image can't be read, or H ≠ W and it has another shape. Only square images are resized.
   """
   height, width, channels = shape
   # Only square images are resized. Data sets of oblong images have one size on disk, and so must these images.

@@ -19,8 +19,9 @@ Init = Callable[[Resident, Batch, Mapping[str, Any]], TrainState]
 def make_init(plan: Plan, objective: Objective) -> Init:
   """Return a pure function that makes the state before step 1.
 
-  Its arguments are `resident` and a stack of batches (`hbf.data.pipeline.inputs`), and `given`. `given` has
-  parameters that replace random ones. Some other initial parameters may depend on the first batch of the stack.
+  The function has three arguments. `resident` has the examples that lie in device memory
+  (`hbf.data.pipeline.inputs`). `stack` has some batches along a new first axis. `given` has parameters that replace
+  random ones. Some other initial parameters may depend on the first batch of the stack.
   """
 
   def init(resident: Resident, stack: Batch, given: Mapping[str, Any]) -> TrainState:

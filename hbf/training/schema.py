@@ -1,9 +1,9 @@
 """The schema of configs. It translates the configs of older runs into the keys of this code.
 
 config.json has the version number of its keys. If an option is new, renamed or removed, the newest `Change` has a
-line about it. So old runs are evaluated as they were trained, and can continue. A few values have no option: the
-learning rates and the decay of `memory_*` and `beta` parameters, and the second moment of lion. An older run
-continues with this code's values.
+line about it. So old runs are evaluated as they were trained, and can continue. A few values differ from older code
+but have no option: the learning rates and the weight decay of `memory_*` and `beta` parameters, and the constant β2
+of lion. An older run continues with this code's values.
 """
 
 import dataclasses
@@ -255,7 +255,10 @@ def current(stored: Mapping[str, Any], changes: tuple[Change, ...] = CHANGES) ->
 
 
 def with_gone(params: Mapping[str, Any]) -> dict[str, Any] | None:
-  """Return the shapes of a network's parameters, those that were removed (`GONE`) too. None if none was removed."""
+  """Return the shapes of the parameters that older code had for a network: those in `params` and removed ones.
+
+  `GONE` lists the removed parameters. Return None if none was removed.
+  """
   found = {name: shape for name, shape in GONE.items() if name.partition('/')[0] in params}
   if not found:
     return None
@@ -279,7 +282,10 @@ def renamed(tree: Any, names: Mapping[str, str]) -> Any:
 
 
 def old_names(held: Iterable[str]) -> dict[str, str]:
-  """Return a dict from new to old names of renamed parameters. `held` are the parameters' paths in a checkpoint."""
+  """Return a dict from new to old names, for the parameters that a checkpoint has under their old names.
+
+  `held` are the paths of the checkpoint's parameters.
+  """
   last = {path.rpartition('/')[2] for path in held}
   return {new: old for old, new in RENAMED.items() if old in last}
 
@@ -306,7 +312,7 @@ def _apply(change: Change, config: dict[str, Any]) -> None:
 
 
 def _options(config: dict[str, Any], part: str) -> dict[str, Any]:
-  """Return the options of a part, to be changed in place. {} if the config does not have this stage."""
+  """Return the options of a part (see `Change`), to be changed in place. {} if the config has another stage."""
   path, _, stage = part.partition(':')
   if stage and stage != dict(zip(STAGES, stage_names(config['model']['name']), strict=True))[path]:
     return {}

@@ -87,7 +87,7 @@ def check_shapes(arrays: Mapping[str, np.ndarray], **axes: str) -> None:
     **axes: for each name, a letter for each axis. Axes with the same letter have the same size.
 
   Raises:
-    ValueError: an array is of another kind.
+    ValueError: an array has other values or other axes.
     KeyError: an array is missing.
   """
   sizes: dict[str, int] = {}
@@ -101,10 +101,15 @@ def check_shapes(arrays: Mapping[str, np.ndarray], **axes: str) -> None:
 
 
 def check_of_checkpoint(about: Mapping[str, Any], path: pathlib.Path, cure: str) -> None:
-  """Check that facts name a checkpoint: the step, and whether the parameters are the moving average.
+  """Check that facts name a checkpoint by two keys, the integer `step` and the boolean `average`.
+
+  Args:
+    about: the facts.
+    path: the file that has them, for messages.
+    cure: advice for the user if the file is damaged.
 
   Raises:
-    UserError: they do not.
+    UserError: a key is missing, or its value has another type.
   """
   check_kinds(about, path, cure, step=int, average=bool)
 
