@@ -120,8 +120,12 @@ def leaves(config, prefix=''):
       yield prefix + key, (frozenset(config.keys()), key)
 
 
+# This schedule reads the keys of all others too.
+ALL_KEYS = {'optimizer.schedule': 'plateau'}
+
+
 def test_every_key_is_read(tmp_path, toy, monkeypatch):
-  config = toy()
+  config = toy(**ALL_KEYS)
   stages = ('model.stage1.', 'model.stage2.')  # passed as a whole to modules that take exactly these options
   read = record_reads(monkeypatch)
   train(config, tmp_path / 'run', QUIET, ONE)
@@ -131,7 +135,7 @@ def test_every_key_is_read(tmp_path, toy, monkeypatch):
 
 def test_a_key_that_nobody_reads_is_found(tmp_path, toy, monkeypatch):
   monkeypatch.setitem(COMMON, 'train.lottery', Key(7, whole(0), 'a number'))
-  config = toy()
+  config = toy(**ALL_KEYS)
   read = record_reads(monkeypatch)
   train(config, tmp_path / 'run', QUIET, ONE)
   assert [path for path, leaf in leaves(config) if leaf not in read and 'stage' not in path] == ['train.lottery']

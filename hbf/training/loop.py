@@ -146,7 +146,13 @@ def _with_rate(run: TrainingRun, step: int, state: TrainState) -> TrainState:
   experiment, optimizer = run.experiment, run.experiment.config.optimizer
   if optimizer.schedule != 'plateau':
     return state
-  scale = plateau_scale(run.checkpoints.scores_until(step), experiment.task.scores[0], optimizer)
+  scale = plateau_scale(
+    run.checkpoints.scores_until(step),
+    experiment.task.scores[0],
+    patience=optimizer.plateau_patience,
+    factor=optimizer.plateau_factor,
+    minimum=optimizer.minimum_rate,
+  )
   return with_plateau_scale(state, scale, experiment.mesh)
 
 

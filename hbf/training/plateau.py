@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from hbf.evaluation.scores import Score
 from hbf.training.sharding import replicated
@@ -39,16 +38,18 @@ def scale_by_plateau() -> optax.GradientTransformation:
   return optax.GradientTransformation(init, update)
 
 
-def plateau_scale(values: Sequence[float], score: Score, optimizer: ConfigDict) -> float:
+def plateau_scale(values: Sequence[float], score: Score, *, patience: int, factor: float, minimum: float) -> float:
   """Return the factor on the learning rate after some evaluations.
 
-  The factor is multiplied by `plateau_factor` after `plateau_patience` consecutive evaluations without a new best
-  score. The count then begins anew. `optax.contrib.reduce_on_plateau` does the same, but wants a value in each step.
+  It is multiplied by `factor` after `patience` consecutive evaluations without a new best score. The count then
+  begins anew. `optax.contrib.reduce_on_plateau` does the same, but wants a value in each step.
 
   Args:
     values: the scores of all evaluations so far.
     score: the kind of score.
-    optimizer: the `optimizer` part of a config. Its `minimum_rate` is the smallest factor.
+    patience: the key `optimizer.plateau_patience`.
+    factor: the key `optimizer.plateau_factor`.
+    minimum: the least factor on the learning rate, `optimizer.minimum_rate`.
   """
   best, waited, scale = None, 0, 1.0
   for value in values:
@@ -56,9 +57,9 @@ def plateau_scale(values: Sequence[float], score: Score, optimizer: ConfigDict) 
       best, waited = value, 0
     else:
       waited += 1
-    if waited == optimizer.plateau_patience:
-      scale, waited = scale * optimizer.plateau_factor, 0
-  return max(scale, optimizer.minimum_rate)
+    if waited == patience:
+      scale, waited = scale * factor, 0
+  return max(scale, minimum)
 
 
 def scale_of(state: TrainState) -> jax.Array:

@@ -17,7 +17,7 @@ from toy_runs import ONE, QUIET, assert_timed, params_of, stop_at
 
 from hbf.errors import UserError
 from hbf.evaluation.scores import ACCURACY, CLASSIFICATION
-from hbf.tasks import classification
+from hbf.tasks import classification, images
 from hbf.training import startup
 from hbf.training.checkpoints import Checkpoints
 from hbf.training.evaluate import Evaluation, evaluate_workdir
@@ -174,9 +174,9 @@ def test_a_workdir_of_another_config_or_of_other_data_is_left_as_it_is(finished,
   before = files_in(workdir)
   with pytest.raises(UserError, match='holds a run of another config'):
     train(toy(seed=1), workdir, QUIET, ONE)
-  of_digits = classification.identity
+  of_digits = images.identity
   others = {'classes': [*'abcdefghij']}
-  monkeypatch.setattr(classification, 'identity', lambda dataset: of_digits(dataset) | others)
+  monkeypatch.setattr(images, 'identity', lambda dataset: of_digits(dataset) | others)
   with pytest.raises(UserError, match=r'was trained on other data \(classes 0, 1, 2, 3, 4 and 5 more there, a, b, '):
     train(config, workdir, QUIET, ONE)
   with pytest.raises(UserError, match='was trained on other data'):

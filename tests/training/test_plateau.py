@@ -1,12 +1,13 @@
 """Schedule plateau: as optax's, and the same in a run that is interrupted. These runs also log the noise scale."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import optax.contrib
 import pytest
-from ml_collections import ConfigDict
 from toy_runs import ONE, QUIET, assert_same_run
 
 from hbf.errors import UserError
@@ -22,12 +23,12 @@ def test_the_factor_is_that_of_optax(patience, minimum):
   values = np.random.default_rng(patience).integers(0, 6, 40) / 8  # with ties
   rule = optax.contrib.reduce_on_plateau(0.5, patience, rtol=0.0, atol=1e-9, min_scale=minimum)
   update, state = jax.jit(lambda state, value: rule.update({}, state, value=value)[1]), rule.init({'w': jnp.zeros(1)})
-  config = ConfigDict({'plateau_factor': 0.5, 'plateau_patience': patience, 'minimum_rate': minimum})
+  ours = functools.partial(plateau_scale, patience=patience, factor=0.5, minimum=minimum)
   for count in range(1, len(values) + 1):
     state = update(state, values[count - 1])
-    assert plateau_scale(values[:count], NLL, config) == float(state.scale)
-    assert plateau_scale(-values[:count], ACCURACY, config) == float(state.scale)
-  assert plateau_scale([], NLL, config) == 1 and float(state.scale) < 0.5
+    assert ours(values[:count], NLL) == float(state.scale)
+    assert ours(-values[:count], ACCURACY) == float(state.scale)
+  assert ours([], NLL) == 1 and float(state.scale) < 0.5
 
 
 CHANGES = {
@@ -57,7 +58,13 @@ def test_an_interrupted_run_has_the_same_rates_and_norms(toy, tmp_path):
   lines = read_metrics(tmp_path / 'whole')
   scores = [line['accuracy'] for line in lines if line['split'] == 'validation']
   logged = [line for line in lines if line['split'] == 'train']
-  expected = [0.3 * plateau_scale(scores[:count], ACCURACY, config.optimizer) for count in range(len(logged))]
+  optimizer = config.optimizer
+  rule = {
+    'patience': optimizer.plateau_patience,
+    'factor': optimizer.plateau_factor,
+    'minimum': optimizer.minimum_rate,
+  }
+  expected = [0.3 * plateau_scale(scores[:count], ACCURACY, **rule) for count in range(len(logged))]
   np.testing.assert_allclose([line['learning_rate'] for line in logged], expected, rtol=1e-6)
   assert min(expected) < 0.3
   assert all(line['gradient_variance'] > 0 for line in logged)

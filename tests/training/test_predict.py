@@ -19,6 +19,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from configs import digits
+from hbf.config.datasets import get_config
 from hbf.config.resolve import resolve
 from hbf.data.augment.batches import normalize
 from hbf.data.images.prepared import find, open_images, open_split
@@ -286,15 +287,15 @@ def test_a_program_that_this_jax_can_not_read_is_named(copied):
     load_program(copied)
 
 
-@pytest.mark.parametrize(
-  ('data', 'said'), [(None, 'has no data.json'), ({'task': 'next_token'}, 'holds a run of task next_token')]
-)
-def test_what_is_no_run_of_a_classifier_is_refused(finished, tmp_path, data, said):
+@pytest.mark.parametrize(('of_text', 'said'), [(False, 'has no data.json'), (True, 'holds a run of task next_token')])
+def test_what_is_no_run_of_a_classifier_is_refused(finished, tmp_path, of_text, said):
   workdir = tmp_path / 'run'
   workdir.mkdir()
   with pytest.raises(UserError, match='is not the workdir of a run'):
     from_run(workdir)
-  config = json.loads((finished[0] / 'config.json').read_text()) | (data or {})
+  config = json.loads((finished[0] / 'config.json').read_text())
+  if of_text:
+    config = {'version': config['version'], **json.loads(resolve(get_config('text')).to_json())}
   (workdir / 'config.json').write_text(json.dumps(config))
   with pytest.raises(UserError, match=said):
     from_run(workdir)
