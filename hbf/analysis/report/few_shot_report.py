@@ -97,10 +97,11 @@ def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
       found = [row['sessions'] for row in split if (row['arm'], row['replay']) == (arm, replay)]
       means = np.mean([[np.mean(after) for after in sessions] for sessions in found], axis=0)
       label = f'{arm}, {"replay" if replay else "no replay"}'
-      style = '-' if replay else ':'
-      axes[-1].plot(range(1, len(means) + 1), means, style, color=f'C{number}', marker='o', label=label)
+      style, marker = '-' if replay else ':', 'osv'[number % 3]
+      axes[-1].plot(range(1, len(means) + 1), means, style, color=f'C{number}', marker=marker, label=label)
   if split:
     axes[-1].set(xlabel='tasks', ylabel='accuracy on all tasks so far, %', title='Split CIFAR-10')
+    axes[-1].xaxis.get_major_locator().set_params(integer=True)
     axes[-1].legend(fontsize=7)
   for axis in axes:
     axis.grid(alpha=0.3)
