@@ -95,9 +95,12 @@ def feature_matrices(stage: Mapping[str, Any]) -> dict[str, np.ndarray]:
       block for each head.
 
   Returns:
-    'metric': WᵀW. It is missing for metric identity. 'centers': TᵀT for the centers T. 'slopes': UᵀU for the slopes U
-    of linear coefficients. 'centers and slopes': TᵀT/σ⁴ + UᵀU, because the response of a center depends on x·t/σ².
-    'weights': W₁W₁ᵀ for the first layer of an MLP. In a gated MLP, W₁ has the weights of gates and values.
+    - 'metric': WᵀW. It is missing for metric identity.
+    - 'centers': TᵀT for the centers T.
+    - 'slopes': UᵀU for the slopes U of linear coefficients.
+    - 'centers and slopes': TᵀT/σ⁴ + UᵀU. The gradient of a center's response has the factor t/σ², and that of its
+      linear coefficient has the factor u.
+    - 'weights': W₁W₁ᵀ for the first layer of an MLP. In a gated MLP, W₁ has the weights of gates and values.
   """
   if 'hidden' in stage:
     weights = np.asarray(stage['hidden']['kernel'], np.float64)

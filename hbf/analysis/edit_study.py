@@ -67,7 +67,9 @@ class Split(NamedTuple):
 
 
 def open_split(restored: Restored, name: str, seed: int) -> Split:
-  """Read a split of a run, and make copies of the misclassified images. The methods do not use these copies.
+  """Read a split of a run, and make changed copies of the misclassified images.
+
+  The copies measure if an edit generalizes. So no method of editing uses them.
 
   Args:
     restored: the restored run.

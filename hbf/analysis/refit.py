@@ -317,13 +317,16 @@ class Problem:
 
 
 class Path(NamedTuple):
-  """The minima of q, the quadratic model of the loss, in a Krylov space, for every damping λ.
+  """The parts of q, the quadratic model of the loss, that give its minimum for every damping λ (`step`).
+
+  The minimum is taken in a Krylov space of m dimensions, in K-FAC's coordinates X of a change Δ = L X R of W. The
+  change is [A + 1, D]: W has A rows, and the bias one more.
 
   Attributes:
-    basis: an orthonormal basis in K-FAC's coordinates, [m, A + 1, D].
+    basis: an orthonormal basis of the space, [m, A + 1, D]. Its first vector is along the negative gradient.
     matrix: q's matrix in this basis, without λ, [m, m].
-    slope: the norm of the gradient in K-FAC's coordinates.
-    roots: matrices L [A + 1, A + 1] and R [D, D], which map K-FAC's coordinates X to Δ = L X R.
+    slope: the norm of the gradient.
+    roots: the matrices L [A + 1, A + 1] and R [D, D].
   """
 
   basis: np.ndarray

@@ -126,11 +126,11 @@ def count_traffic(text: str, hosts: Sequence[int] = (0,)) -> Traffic:
 
 
 def instruction_traffic(text: str) -> dict[str, tuple[str, int]]:
-  """Return (scope, bytes) for each instruction of a program that moves data, by the instruction's name.
+  """Return (scope, bytes) by name for each instruction that moves data.
 
   The scope is the path that JAX gives to an operation, such as 'jit(f)/jvp(Model)/block0/stage1/dot_general'. It is
-  '' if XLA made the instruction itself. The bytes are those that all executions of the instruction in one call of the
-  program read from memory and write to it.
+  '' if XLA made the instruction itself. The bytes are those read from memory plus those written to it, in one call of
+  the program. An instruction in a loop counts once for each iteration.
   """
   computations, entry = _parse(text)
   moved = {}

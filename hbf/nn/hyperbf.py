@@ -116,7 +116,7 @@ class HyperBFAttention(CheckedModule):
       )
 
   def _beside_memory(self, mask: jax.Array | None, causal: bool, length: int) -> tuple[jax.Array | None, bool]:
-    """Return the mask over keys and learned centers, and if it must still be made causal.
+    """Return the mask over keys and learned centers, and whether the caller must still make it causal.
 
     Every token sees every learned center. So if there are learned centers, causality over the `length` tokens becomes
     a part of the mask.

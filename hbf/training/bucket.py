@@ -254,12 +254,12 @@ def _wait_for_end(bucket: Bucket, term: int, left: Mapping[str, Any], say: Calla
 
   Args:
     bucket: the run's objects.
-    term: the term of the lock.
-    left: the content of the lock when it was first read.
+    term: the number of the lock, which is greater by one for each new owner.
+    left: the content of the lock when it was first read. A change of the content shows that the owner is alive.
     say: a function that prints a text for the user.
 
   Raises:
-    UserError: the owner gives a sign of life.
+    UserError: the owner is alive, so the run is in use.
   """
   say(f'{bucket.address} is locked by {_describe(left)}; waits up to {SILENCE:.0f} s for a sign of life')
   end = time.monotonic() + SILENCE

@@ -148,9 +148,9 @@ def _arguments(found: Network | TextNetwork, config: ConfigDict, task: Task) -> 
 
 
 def _image_side(network: Network, dataset: Dataset) -> int | None:
-  """Return the side in pixels of square images that the network accepts. None if it accepts those of the data set.
+  """Return the side, in pixels, of the square images that the network needs.
 
-  Also return None if the network's patches do not form a square.
+  Return None if the images of the data set already fit, or if the network's patches do not form a square.
   """
   patch, (height, width, _) = network.config['patch'], dataset.image_shape
   whole = height % patch == width % patch == 0
