@@ -7,6 +7,8 @@ import pytest
 from hbf.analysis import attacks
 from hbf.analysis.attacks import apgd, checkpoints, side_of_square, square
 
+pytestmark = pytest.mark.slow  # a study is run by hand, and changes rarely
+
 RNG = np.random.default_rng(0)
 IMAGES = RNG.random((12, 8, 8, 3)).astype(np.float32)
 WEIGHTS = RNG.normal(size=(192, 2)).astype(np.float32)

@@ -13,6 +13,8 @@ from hbf.editing.guard import metric_of_classes
 from hbf.models.edited import Observed
 from hbf.nn.hyperbf import HyperBFCenters
 
+pytestmark = pytest.mark.slow  # a study is run by hand, and changes rarely
+
 F, BASE = 6, 4
 
 

@@ -19,6 +19,8 @@ from hbf.analysis.report.seeds import over_seeds
 from hbf.errors import UserError
 from hbf.evaluation.outliers import Estimate, energy_score
 
+pytestmark = pytest.mark.slow  # a study is run by hand, and changes rarely
+
 
 @pytest.fixture(scope='module')
 def small():

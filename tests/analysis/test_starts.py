@@ -12,6 +12,8 @@ from hbf.errors import UserError
 from hbf.training.optimizer import make_optimizer
 from hbf.training.state import Totals, TrainState
 
+pytestmark = pytest.mark.slow  # a study is run by hand, and changes rarely
+
 LAPTOP = {
   'model.stage2.normalize_inputs': True,
   'model.stage2.norm_affine': False,

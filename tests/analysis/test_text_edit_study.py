@@ -27,6 +27,8 @@ from hbf.tasks.registry import make_task
 from hbf.training.restore import Restored
 from hbf.training.sharding import make_mesh
 
+pytestmark = pytest.mark.slow  # a study is run by hand, and changes rarely
+
 LINES = 'the quick brown fox jumps over the lazy dog.\nand the slow red fox sleeps, it seems!\n'
 TEXT = (LINES * 20 + string.ascii_letters + '\n').encode()
 FACTS = make_facts(3, 2, seed=0)

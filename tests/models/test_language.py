@@ -59,7 +59,7 @@ def test_a_model_that_is_not_causal_sees_what_comes_later():
   assert np.all(np.any(before[:, :5] != after[:, :5], axis=-1))
 
 
-@pytest.mark.parametrize('causal', [False, True])
+@pytest.mark.parametrize('causal', [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize('name', OF_ANY_LENGTH)
 def test_what_fills_up_a_text_is_as_if_it_were_not_there(name, causal):
   model, texts = make(name, causal=causal), make_texts()

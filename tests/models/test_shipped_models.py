@@ -37,7 +37,7 @@ MATCHED = [
   pytest.param(*case, marks=() if {'cifar10', 'small', 'plain'} & {*case} else pytest.mark.slow) for case in EVERY
 ]
 # Units take long to compile; other images give them other tokens only, and each recipe's way to them is tried once.
-USUAL = [('cifar10', 'small'), ('cifar10', 'laptop'), ('cifar10', 'memo')]
+USUAL = [('cifar10', 'small'), ('cifar10', 'laptop')]
 UNITS = [pytest.param(*case, marks=() if case in USUAL else pytest.mark.slow) for case in EVERY]
 
 

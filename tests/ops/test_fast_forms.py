@@ -90,7 +90,12 @@ def test_every_kernel_and_metric_equals_the_plain_form_in_blocks(kernel, metric,
 @pytest.mark.parametrize('normalization', reference.NORMALIZATIONS)
 @pytest.mark.parametrize(
   ('kernel', 'sigma_per', 'masked'),
-  [('gaussian', 1, False), ('gaussian', N, False), ('gaussian', N, True), ('laplacian', N, True)],
+  [
+    ('gaussian', 1, False),
+    pytest.param('gaussian', N, False, marks=pytest.mark.slow),
+    pytest.param('gaussian', N, True, marks=pytest.mark.slow),
+    ('laplacian', N, True),
+  ],
 )
 def test_causal_sums_are_those_of_the_plain_form_with_a_triangular_mask(
   kernel, sigma_per, masked, normalization, monkeypatch

@@ -59,6 +59,7 @@ def on_board(tmp_path_factory, toy):
   return workdir
 
 
+@pytest.mark.slow
 def test_tensorboard_has_the_numbers_of_the_log(on_board):
   events, numbers = read_events(on_board), logged(on_board)
   assert len(numbers) > 50

@@ -48,6 +48,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_has_the_same_rates_and_norms(toy, tmp_path):
   config = toy('model=identity', **CHANGES)
   assert train(config, tmp_path / 'whole', QUIET, ONE)

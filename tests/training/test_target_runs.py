@@ -23,7 +23,7 @@ from hbf.training.workdir import read_predictions, write_predictions
 TASKS = {'multi_label': ('labels.csv', 'map'), 'regression': ('targets.csv', 'r2')}
 
 
-@pytest.fixture(scope='module', params=TASKS)
+@pytest.fixture(scope='module', params=['multi_label', pytest.param('regression', marks=pytest.mark.slow)])
 def folder(request, tmp_path_factory):
   """Return a task and a folder of gray images, with their CSV files: bright or not, and bright on the left or not."""
   task, root = request.param, tmp_path_factory.mktemp('images')

@@ -124,6 +124,7 @@ def test_masked_tokens_are_learned_too(make, tmp_path):
     hbf.load(tmp_path / 'run').generate(['the'], 5)
 
 
+@pytest.mark.slow
 def test_a_trained_model_goes_on_beyond_its_length_without_its_text(finished, sentences):
   workdir, _, _ = finished
   hidden = sentences.with_suffix('.hidden')
