@@ -28,6 +28,7 @@ from hbf.config.datasets import get_config
 from hbf.config.resolve import resolve
 from hbf.hardware.hlo import instruction_traffic
 from hbf.models.flops import PRODUCTS, count_equation
+from hbf.training.machine import keep_freed_memory
 
 # The first pattern that a scope contains gives its part.
 PARTS = {
@@ -134,6 +135,7 @@ def main() -> None:
   options = flags.parse_args()
   if hasattr(os, 'sched_setaffinity'):  # on one core, the times of the operations add up to the time of the step
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+  keep_freed_memory()  # as training does
   config = resolve(get_config(options.config))
   batch = config.train.batch_size
   trainer = compile_trainer(config, options.image_size, batch)
