@@ -44,9 +44,12 @@ EXPLAINED = {'cifar10-laptop-1': True, 'cifar10-laptop-2': False, 'cifar10-small
 WINDOWS = ((100, 175), (200, 300), (300, 352))  # windows of steps in the runs of a search
 TRIAL_WINDOWS = ((200, 300), (300, 400), (500, 600), (950, 1050))  # windows of steps in the trials of stage 2
 HELD_OUT = (NLL, ACCURACY)
+_PARTS = ('part', 'forward, ms', 'backward, ms', 'share, %', 'estimate, ms', 'time / estimate')
 BENCHMARKS = {
   'step': ('model', 'width', 'batch', 'parameters', 'images/s', 'time / vit', 'of matmul rate', 'temporary MB'),
-  'authors': ('model', 'width', 'batch', 'images/s', 'ours/theirs'),
+  'peers': ('width', 'batch', 'model', 'images/s', 'time / HyperBF'),
+  'parts': _PARTS,
+  'parts-vit': _PARTS,
   'linear-convergence': (),
   'linear-time': (),
   'bound': (),
