@@ -36,6 +36,7 @@ from hbf.comparison.stored import PackedRuns
 from hbf.comparison.tune import load_trials
 from hbf.config.resolve import resolve
 from hbf.data.images.codec import check_file, decode_file
+from hbf.data.images.files import file_sha256
 from hbf.data.images.prepare import prepare
 from hbf.errors import UserError
 from hbf.evaluation.scores import ACCURACY
@@ -383,7 +384,7 @@ def export_targets(folder: pathlib.Path) -> dict[str, Target]:
 
   def load_unchecked() -> None:
     """Read weights whose checksum is right."""
-    sums = said['sha256'] | {export.TENSORS: export._sum(weights)}
+    sums = said['sha256'] | {export.TENSORS: file_sha256(weights)}
     config.write_text(json.dumps(said | {'sha256': sums}))
     export.load_model(made)
 

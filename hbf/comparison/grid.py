@@ -18,7 +18,7 @@ from hbf.models.matching import TOLERANCE, match_parameters, match_steps, units_
 from hbf.tasks.registry import TASKS
 from hbf.tasks.task import Task
 from hbf.training.experiment import Plan, gradients_per_step, make_plan, training_operations
-from hbf.training.workdir import damaged, differences, read_json, write_json
+from hbf.training.workdir import CURE, damaged, differences, read_json, write_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,15 +125,15 @@ class Grid:
     Raises:
       UserError: grid.json is missing or damaged.
     """
-    path, cure = workdir / 'grid.json', 'restore it from a copy, or choose another --workdir'
-    stored = read_json(path, cure, 'arms', 'seeds')
+    path = workdir / 'grid.json'
+    stored = read_json(path, CURE, 'arms', 'seeds')
     if stored is None:
       raise UserError(f'{workdir} is not a comparison (no grid.json): give the --workdir of a comparison')
     try:
       arms = tuple(Arm(**{**arm, 'arguments': tuple(arm['arguments'])}) for arm in stored['arms'])
       return cls(arms, tuple(stored['seeds']))
     except (KeyError, TypeError) as error:
-      raise damaged(path, str(error), cure) from error
+      raise damaged(path, str(error), CURE) from error
 
   @classmethod
   def stored(cls, workdir: pathlib.Path) -> 'Grid':

@@ -27,7 +27,7 @@ from hbf.errors import UserError, choose
 from hbf.evaluation.scores import Score
 from hbf.markdown import table
 from hbf.tasks.registry import TASKS
-from hbf.training.workdir import check_kinds, damaged, held, read_json, write_json
+from hbf.training.workdir import CURE, check_kinds, damaged, held, read_json, write_json
 from hbf.training.writers import validation_scores
 
 FIRST_SEED = 1000  # seed of trial 0; the seeds of a comparison start at 0
@@ -117,8 +117,8 @@ def tune(
 ) -> bool:
   """Run the missing trials of every arm, and report all trials of the folder.
 
-  Random trials are all known before the first one starts. Optuna proposes the next trial of each
-  arm only after the earlier trials of all arms have ended.
+  Random trials are all known before the first one starts. Optuna proposes the next trial of each arm only after the
+  earlier trials of all arms have ended.
 
   Args:
     request: the arms, the space and the config.
@@ -145,8 +145,7 @@ def tune(
   space, draws = _check_request(request, count)
   # Everything is checked before a file is written.
   numbers = range(1 if method.needs_optuna else count)
-  drawn = _make_trials(request, draws, numbers, before, method)
-  check_runs(drawn[1], workdir)
+  drawn = _make_trials(request, draws, numbers, before, method, workdir)
   console = Console(stderr=True)
   for label in arms_with_own_epochs(request):
     console.print(f'{label} sets train.epochs itself: its training operations are not matched', soft_wrap=True)
@@ -157,9 +156,8 @@ def tune(
     if method.needs_optuna:
       studies = Studies(workdir, method, space, count, drawn[0][0].ranks, FIRST_SEED)
       proposals = studies
-      batches = (_make_trials(request, studies, [number], before, method) for number in range(count))
+      batches = (_make_trials(request, studies, [number], before, method, workdir) for number in range(count))
     for trials, grid in batches:
-      check_runs(grid, workdir)
       ours |= {trial.run for trial in trials}
       finished = _run_batch(trials, grid, proposals, workdir, devices, console)
       if not finished:
@@ -302,11 +300,19 @@ def _check_request(request: Comparison, count: int) -> tuple[tuple[Option, ...],
 
 
 def _make_trials(
-  request: Comparison, proposals: Proposals, numbers: Iterable[int], before: Sequence[Trial], method: Method
+  request: Comparison,
+  proposals: Proposals,
+  numbers: Iterable[int],
+  before: Sequence[Trial],
+  method: Method,
+  workdir: pathlib.Path,
 ) -> tuple[list[Trial], _Trials]:
   """Return the trials of all arms with these numbers, ordered by number, and the grid of their runs.
 
   `before` holds the trials that the folder already has. Their reference arm is kept, and their config is required.
+
+  Raises:
+    UserError: the request is wrong, or a folder of a run in `workdir` belongs to another run.
   """
   labels = [*map(label_of, request.arms)]
   drawn = [
@@ -353,7 +359,9 @@ def _make_trials(
     )
     for (text, label, number, arm_trials), arm, seed in zip(drawn, grid.arms, seeds, strict=True)
   ]
-  return trials, _Trials(grid.arms, seeds)
+  runs = _Trials(grid.arms, seeds)
+  check_runs(runs, workdir)
+  return trials, runs
 
 
 def _with_options(text: str, label: str, options: Mapping[str, str]) -> str:
@@ -433,18 +441,17 @@ def load_trials(path: pathlib.Path) -> list[Trial]:
   Raises:
     UserError: the file is damaged.
   """
-  cure = 'restore it from a copy, or choose another --workdir'
-  stored = read_json(path, cure, 'trials')
+  stored = read_json(path, CURE, 'trials')
   try:
     trials = [
       Trial(**{**trial, 'arguments': tuple(trial['arguments'])}) for trial in (stored or {'trials': []})['trials']
     ]
   except (KeyError, TypeError) as error:
-    raise damaged(path, str(error), cure) from error
+    raise damaged(path, str(error), CURE) from error
   texts = ('label', 'failed', 'arm', 'like', 'group', 'task', 'run')
   for trial in trials:
-    check_kinds(vars(trial), path, cure, number=int, seed=int, options=dict, **dict.fromkeys(texts, str))
+    check_kinds(vars(trial), path, CURE, number=int, seed=int, options=dict, **dict.fromkeys(texts, str))
     choose('task', trial.task, TASKS)
   if not trials:
-    raise damaged(path, 'it has no trials', cure)
+    raise damaged(path, 'it has no trials', CURE)
   return trials

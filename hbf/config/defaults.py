@@ -11,6 +11,7 @@ from typing import Any
 from ml_collections import ConfigDict, config_dict
 
 from hbf.data.augment.copies import COPIES
+from hbf.data.images.targets import TASK
 from hbf.models.build import DTYPES
 from hbf.models.embedding import PatchEmbedding
 from hbf.models.language import LanguageModel
@@ -53,7 +54,7 @@ class Key:
 
 
 _AXIS = whole(1, also=-1)
-IMAGE_TASKS = ('classification', 'multi_label', 'regression')
+IMAGE_TASKS = tuple(TASK.values())
 TEXT_TASKS = ('next_token', 'masked_token')
 _EMBEDDING, _TRUNK, _LANGUAGE = map(values_of, (PatchEmbedding, Trunk, LanguageModel))
 

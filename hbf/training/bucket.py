@@ -18,13 +18,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hbf.errors import UserError
-from hbf.training.workdir import parse_json
+from hbf.training.workdir import CURE, parse_json
 
 EXTRAS = {'s3': 's3fs', 'gs': 'gcsfs'}  # the package that reads each kind of bucket; the extra has the kind's name
 BEAT = 10.0  # seconds between two signs of life of a lock's owner
 SILENCE = 60.0  # seconds without a sign of life after which a lock counts as left behind
 LOOK = 1.0  # seconds between two looks at the lock of another process
-_CURE = 'restore it from a copy, or choose another --workdir'
 
 
 def is_bucket(address: object) -> bool:
@@ -246,7 +245,7 @@ def _read(bucket: Bucket, term: int) -> dict[str, Any]:
   """Return the content of the lock of a term. {}: the lock is gone, because a higher term was taken."""
   content = bucket.read(_name(term))
   keys = ('owner', 'host', 'pid', 'since', 'time', 'beats', 'released')
-  return {} if content is None else parse_json(content, f'{bucket.address}/{_name(term)}', _CURE, *keys)
+  return {} if content is None else parse_json(content, f'{bucket.address}/{_name(term)}', CURE, *keys)
 
 
 def _wait_for_end(bucket: Bucket, term: int, left: Mapping[str, Any], say: Callable[[str], None]) -> None:

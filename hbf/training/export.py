@@ -21,6 +21,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
 from hbf.data.augment.batches import normalize
+from hbf.data.images.files import file_sha256
 from hbf.errors import UserError, choose
 from hbf.interop import tensors
 from hbf.interop.table import misfits, shapes_of
@@ -284,14 +285,9 @@ def _checked(folder: pathlib.Path, about: Mapping[str, Any], name: str) -> pathl
   """Return the path of a file after checking its checksum against config.json."""
   path = folder / name
   try:
-    found = _sum(path)
+    found = file_sha256(path)
   except OSError as error:
     raise UserError(f'{path} can not be read ({error.strerror}): export the model again') from error
   if found != about['sha256'].get(name):
     raise UserError(f'{path} is not what was exported (its SHA-256 is not that in {CONFIG}): export the model again')
   return path
-
-
-def _sum(path: pathlib.Path) -> str:
-  with open(path, 'rb') as file:
-    return hashlib.file_digest(file, 'sha256').hexdigest()

@@ -43,6 +43,11 @@ def keep_freed_memory() -> None:
     mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
+def cache_folder(name: str) -> pathlib.Path:
+  """Return the path ~/.cache/hbf/<name> or $XDG_CACHE_HOME/hbf/<name>. The folder is not made."""
+  return pathlib.Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser() / 'hbf' / name
+
+
 def keep_compiled_programs() -> None:
   """Make JAX keep compiled programs on disk for the next run, in ~/.cache/hbf/xla or $XDG_CACHE_HOME/hbf/xla.
 
@@ -52,7 +57,7 @@ def keep_compiled_programs() -> None:
   """
   if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]
     return
-  folder = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')) / 'hbf' / 'xla'
+  folder = cache_folder('xla')
   with contextlib.suppress(OSError):
     folder.mkdir(parents=True, exist_ok=True)
     # JAX's own limit needs one more package, and fails on a folder that was filled without a limit.

@@ -28,14 +28,15 @@ from typing import Any
 import jax
 from rich.console import Console
 
+from hbf.data.images.files import file_sha256
 from hbf.errors import UserError
 from hbf.evaluation.tables import say
 from hbf.training.bucket import Bucket, Lock, LockLost, is_bucket
-from hbf.training.workdir import COPY, held, naming_trouble, parse_json, read_json, write_json
+from hbf.training.machine import cache_folder
+from hbf.training.workdir import COPY, CURE, held, naming_trouble, parse_json, read_json, write_json
 
 POLL = 0.5  # seconds between two looks for a new checkpoint
 _TRIES = 20  # attempts to catch a folder while nothing in it appears or vanishes
-_CURE = 'restore it from a copy, or choose another --workdir'
 _Files = dict[str, dict[str, Any]]  # name in the run folder: {'sha256': …, 'bytes': …}
 
 
@@ -97,7 +98,7 @@ def local_copy(address: str | os.PathLike[str]) -> pathlib.Path:
           _remove_checkpoints(folder, files)
           (folder / COPY).write_text(bucket.address)
           return folder
-  raise UserError(f'{bucket.address} lacks files that its manifest names: {_CURE}')
+  raise UserError(f'{bucket.address} lacks files that its manifest names: {CURE}')
 
 
 class Mirror:
@@ -128,7 +129,7 @@ class Mirror:
     Raises:
       UserError: the address holds objects that are not a run, or a file is damaged or missing.
     """
-    stored, known = _newest(self._bucket), read_json(self._home / 'manifest.json', _CURE, 'files')
+    stored, known = _newest(self._bucket), read_json(self._home / 'manifest.json', CURE, 'files')
     if stored is None and known is not None:
       raise UserError(
         f'{self._bucket.address} holds no run any more, but {self._home} has a copy of one: remove this folder to '
@@ -139,7 +140,7 @@ class Mirror:
       try:
         _download(self._bucket, stored or {}, self._folder, self._home / 'downloads')
       except FileNotFoundError as error:
-        raise UserError(f'{self._bucket.address} lacks a file that its manifest names ({error}): {_CURE}') from error
+        raise UserError(f'{self._bucket.address} lacks a file that its manifest names ({error}): {CURE}') from error
       for name in _inodes(self._folder).keys() - (stored or {}).keys():
         (self._folder / name).unlink()
       _remove_checkpoints(self._folder, stored or {})
@@ -224,9 +225,9 @@ class Mirror:
   def _describe(self, name: str, path: pathlib.Path) -> dict[str, Any]:
     about = path.stat()
     if not name.startswith('checkpoints/'):
-      return {'sha256': _digest(path), 'bytes': about.st_size}
+      return {'sha256': file_sha256(path), 'bytes': about.st_size}
     same = (name, about.st_ino, about.st_mtime_ns)
-    self._sums[same] = self._sums.get(same) or _digest(path)
+    self._sums[same] = self._sums.get(same) or file_sha256(path)
     return {'sha256': self._sums[same], 'bytes': about.st_size}
 
   def _write_manifest(self, files: _Files) -> None:
@@ -257,7 +258,7 @@ def _newest(bucket: Bucket) -> _Files | None:
         raise UserError(f'{bucket.address} exists and is not a run: choose another --workdir, or remove it')
       return None
     if (content := bucket.read(terms[-1])) is not None:  # None: the next owner has just removed it
-      return parse_json(content, f'{bucket.address}/{terms[-1]}', _CURE, 'files')['files']
+      return parse_json(content, f'{bucket.address}/{terms[-1]}', CURE, 'files')['files']
   raise UserError(f'{bucket.address} changes faster than it can be read: give the same command again')
 
 
@@ -274,12 +275,12 @@ def _download(bucket: Bucket, files: _Files, folder: pathlib.Path, scratch: path
   scratch.mkdir(parents=True)
   lacking = [name for name, about in files.items() if not _is(folder / name, about)]
   if wrong := [name for name in lacking if '..' in name.split('/') or name.startswith('/')]:
-    raise UserError(f'{bucket.address} has a file {wrong[0]!r}, which lies outside a run folder: {_CURE}')
+    raise UserError(f'{bucket.address} has a file {wrong[0]!r}, which lies outside a run folder: {CURE}')
   parts = {name: scratch / str(number) for number, name in enumerate(lacking)}
   bucket.download({_object(name, files[name]): path for name, path in parts.items()})
   for name, path in parts.items():
     if not _is(path, files[name]):
-      raise UserError(f'{bucket.address}/{_object(name, files[name])} is damaged: {_CURE}')
+      raise UserError(f'{bucket.address}/{_object(name, files[name])} is damaged: {CURE}')
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     os.replace(path, folder / name)
 
@@ -349,12 +350,7 @@ def _remove_checkpoints(folder: pathlib.Path, files: _Files) -> None:
 
 
 def _is(path: pathlib.Path, about: Mapping[str, Any]) -> bool:
-  return path.is_file() and path.stat().st_size == about['bytes'] and _digest(path) == about['sha256']
-
-
-def _digest(path: pathlib.Path) -> str:
-  with open(path, 'rb') as file:
-    return hashlib.file_digest(file, 'sha256').hexdigest()
+  return path.is_file() and path.stat().st_size == about['bytes'] and file_sha256(path) == about['sha256']
 
 
 def _object(name: str, about: Mapping[str, Any]) -> str:
@@ -367,9 +363,8 @@ def _manifest(term: int) -> str:
 
 def _home(bucket: Bucket) -> pathlib.Path:
   """Return the folder of all local files for a run on a bucket: ~/.cache/hbf/buckets/<checksum of the address>."""
-  cache = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser()
   server = os.environ.get('AWS_ENDPOINT_URL_S3') or os.environ.get('AWS_ENDPOINT_URL') or ''
-  return cache / 'hbf' / 'buckets' / hashlib.sha256(f'{server} {bucket.address}'.encode()).hexdigest()[:16]
+  return cache_folder('buckets') / hashlib.sha256(f'{server} {bucket.address}'.encode()).hexdigest()[:16]
 
 
 def _folder_name(bucket: Bucket) -> str:

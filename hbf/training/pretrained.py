@@ -8,7 +8,6 @@ commands on runs work.
 import contextlib
 import hashlib
 import json
-import os
 import pathlib
 import shutil
 import sys
@@ -26,6 +25,7 @@ from hbf.errors import UserError, choose, in_one_line
 from hbf.interop import tensors
 from hbf.tasks.registry import TASKS
 from hbf.training.checkpoints import Checkpoints
+from hbf.training.machine import cache_folder
 from hbf.training.restore import restore, stored_data
 from hbf.training.workdir import damaged, read_json, read_result
 
@@ -55,8 +55,7 @@ def describe(name: str) -> str:
 def default_workdir(name: str) -> pathlib.Path:
   """Return the default run folder of `unpack`. Its name contains a checksum of weights and config."""
   digest = hashlib.sha256(b''.join((_folder(name) / file).read_bytes() for file in (WEIGHTS, 'config.json')))
-  cache = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser()
-  return cache / 'hbf' / 'pretrained' / f'{name}-{digest.hexdigest()[:8]}'
+  return cache_folder('pretrained') / f'{name}-{digest.hexdigest()[:8]}'
 
 
 def unpack(name: str, workdir: pathlib.Path | None = None) -> pathlib.Path:

@@ -45,6 +45,7 @@ FREE = (
 # Keys whose values are measured on the training data if they are empty.
 MEASURED = ('mean', 'std', 'target_mean', 'target_std')
 _SECTIONS = ('checkpoint', 'data', 'evaluate', 'log', 'model', 'optimizer', 'recipe', 'seed', 'train')
+CURE = 'restore it from a copy, or choose another --workdir'  # of a damaged file of a run, for messages
 DATA_CURE = 'restore it from a copy, or remove it; the data of the run are then not checked'
 COPY = '.copy-of'  # a file with an address on a bucket marks a folder as a copy for reading
 PATH_ROOM = 300  # bytes of the longest path inside a run folder, with a margin
@@ -299,12 +300,12 @@ def load_config(workdir: pathlib.Path) -> ConfigDict:
   Raises:
     UserError: the folder is a URL or not a run folder, or the config uses an option that was removed.
   """
-  path, cure = workdir / 'config.json', 'restore it from a copy, or choose another --workdir'
-  stored = read_json(path, cure)
+  path = workdir / 'config.json'
+  stored = read_json(path, CURE)
   if stored is None:
     check_place(workdir)  # a URL has a message of its own
     raise UserError(f'{workdir} is not the workdir of a run (no config.json): give the --workdir you trained with')
-  return as_config(stored, path, cure)
+  return as_config(stored, path, CURE)
 
 
 def as_config(stored: dict[str, Any], source: object, cure: str) -> ConfigDict:

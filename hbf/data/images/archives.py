@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import gzip
-import hashlib
 import http.client
 import os
 import shutil
@@ -18,6 +17,7 @@ from typing import IO
 import rich.console
 import rich.progress
 
+from hbf.data.images.files import file_sha256
 from hbf.errors import UserError
 
 _CHUNK_BYTES = 1 << 20
@@ -114,7 +114,7 @@ def download(published: Published, directory: str) -> str:
   path = os.path.join(directory, published.name)
   try:
     os.makedirs(directory, exist_ok=True)
-    if not os.path.exists(path) or _sha256(path) != published.sha256:
+    if not os.path.exists(path) or file_sha256(path) != published.sha256:
       with temporary(directory) as file:
         _fetch(published, file)
         os.replace(file.name, path)
@@ -151,11 +151,6 @@ def _fetch(published: Published, file: IO[bytes]) -> None:
   file.flush()
   if total and file.tell() != total:
     raise OSError(f'got {file.tell()} of {total} bytes')
-  found = _sha256(file.name)
+  found = file_sha256(file.name)
   if found != published.sha256:
     raise OSError(f'got a file of SHA-256 {found}, not {published.sha256}')
-
-
-def _sha256(path: str) -> str:
-  with open(path, 'rb') as file:
-    return hashlib.file_digest(file, 'sha256').hexdigest()

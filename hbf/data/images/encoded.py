@@ -12,10 +12,10 @@ from hbf.data.images import codec
 from hbf.data.images.dataset import Dataset
 from hbf.data.images.sources import Target
 from hbf.data.images.targets import CLASSES
+from hbf.data.pipeline.host import THREADS
 from hbf.data.registry import DataRequest
 from hbf.errors import UserError
 
-THREADS = 16
 _MOST_CLASSES = 1_000_000  # a larger label is a mistake, and the names of so many classes would fill the memory
 
 

@@ -1,5 +1,6 @@
-"""Listing of a user's folders. Hidden files and folders are ignored. Any other unusable entry raises an error."""
+"""Listing of a user's folders, and checksums of files."""
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -42,3 +43,9 @@ def _is_utf8(name: str) -> bool:
   except UnicodeEncodeError:
     return False
   return True
+
+
+def file_sha256(path: str | os.PathLike[str]) -> str:
+  """Return the SHA-256 of a file's content, in hexadecimal. Raise OSError if the file can't be read."""
+  with open(path, 'rb') as file:
+    return hashlib.file_digest(file, 'sha256').hexdigest()

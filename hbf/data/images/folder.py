@@ -15,9 +15,10 @@ import numpy as np
 
 from hbf.data.images import codec, splits
 from hbf.data.images.dataset import Dataset
-from hbf.data.images.encoded import THREADS, EncodedSource, as_dataset
+from hbf.data.images.encoded import EncodedSource, as_dataset
 from hbf.data.images.files import list_folder
 from hbf.data.images.targets import CLASSES, CSV, TASK, read_csv
+from hbf.data.pipeline.host import THREADS
 from hbf.data.registry import DataRequest
 from hbf.errors import UserError, warn
 
