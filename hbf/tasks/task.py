@@ -246,7 +246,7 @@ class Task(TaskData, TaskLoss, TaskScores):
   @property
   @abc.abstractmethod
   def description(self) -> str:
-    """What the network predicts, in words, such as '10 classes'."""
+    """The number and the kind of the network's outputs in words, such as '10 classes'."""
 
   @abc.abstractmethod
   def make_model(self, model: ConfigDict) -> nn.Module:
