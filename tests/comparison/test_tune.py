@@ -4,12 +4,11 @@ import dataclasses
 import importlib.util
 import json
 import re
-import sys
 
 import numpy as np
 import pytest
 
-from hbf.comparison import runs, tune
+from hbf.comparison import tune
 from hbf.comparison.devices import Device
 from hbf.comparison.grid import Comparison, label_of, make_grid, with_arms
 from hbf.comparison.presets import PRESETS
@@ -44,29 +43,6 @@ lines = [
 (workdir / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\\n' for line in lines))
 (workdir / 'result.json').write_text('{}')
 """
-
-
-@pytest.fixture
-def asked(digits_dir):
-  overrides = (f'--config.data.dir={digits_dir}', '--config.model.depth=1')  # what is deep is traced for long
-  return Comparison(('configs/digits.py:recipe=small',), ARMS, (0, 1), overrides, space=SPACE)
-
-
-@pytest.fixture
-def search(tmp_path, monkeypatch):
-  """Return a function that searches with a stand-in for train.py. It returns the result and the started runs."""
-  script = tmp_path / 'train.py'
-  script.write_text(TRAIN)
-  monkeypatch.setattr(runs, 'TRAIN', (sys.executable, str(script)))
-  monkeypatch.setattr(runs, 'POLL_SECONDS', 0.01)
-
-  def run(asked, count, workdir=tmp_path / 'search'):
-    started = workdir / 'started'
-    started.unlink(missing_ok=True)
-    done = tune.tune(asked, count, workdir, [Device()])
-    return done, started.read_text().split() if started.exists() else []
-
-  return run
 
 
 def stored(tmp_path):

@@ -2,13 +2,10 @@
 
 import dataclasses
 import json
-import sys
 
 import pytest
 
-from hbf.comparison import runs, tune
-from hbf.comparison.devices import Device
-from hbf.comparison.grid import Comparison
+from hbf.comparison import tune
 from hbf.comparison.proposals import DRAWN, STUDY, Method, Studies
 from hbf.comparison.space import draw, parse_space
 from hbf.errors import UserError
@@ -24,7 +21,7 @@ import json, math, pathlib, sys, time
 flags = dict(argument[2:].split('=', 1) for argument in sys.argv[1:])
 rate, workdir = float(flags['config.optimizer.learning_rate']), pathlib.Path(flags['workdir'])
 with open(workdir.parent / 'started', 'a') as file:
-  print(workdir.name, rate, file=file)
+  print(workdir.name, file=file)
 if (workdir.parents[1] / 'out-of-memory').exists():
   sys.exit('error: out of memory')
 if rate > 0.05:
@@ -48,29 +45,6 @@ if (workdir.parent / 'slow').exists() and accuracy < 86:
 @pytest.fixture(scope='module', autouse=True)
 def optuna():
   return pytest.importorskip('optuna')
-
-
-@pytest.fixture
-def asked(digits_dir):
-  overrides = (f'--config.data.dir={digits_dir}', '--config.model.depth=1')
-  return Comparison(('configs/digits.py:recipe=small',), ARMS, (0, 1), overrides, space=SPACE)
-
-
-@pytest.fixture
-def search(tmp_path, monkeypatch):
-  """Return a function that searches with a stand-in for train.py. It returns the result and the started runs."""
-  script = tmp_path / 'train.py'
-  script.write_text(TRAIN)
-  monkeypatch.setattr(runs, 'TRAIN', (sys.executable, str(script)))
-  monkeypatch.setattr(runs, 'POLL_SECONDS', 0.01)
-
-  def run(asked, count, method):
-    started = tmp_path / 'search' / 'started'
-    started.unlink(missing_ok=True)
-    done = tune.tune(asked, count, tmp_path / 'search', [Device()], method)
-    return done, [line.split()[0] for line in started.read_text().splitlines()] if started.exists() else []
-
-  return run
 
 
 @pytest.fixture
