@@ -9,7 +9,7 @@ explains.
 """
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -63,26 +63,34 @@ def train_step(model: str) -> Measured:
   return program(step, jax.jit(lambda: init(None, batch))(), None, batch)
 
 
+def references() -> dict[str, tuple[Thunk, float]]:
+  """Return the programs that give the device's rates: a function that runs it, and its operations or bytes."""
+  product, operations = matmul(PRODUCT, jnp.float32)
+  copy = program(lambda z: z + 1, jnp.zeros(COPIED))
+  return {'product': (product, operations), 'copy': (copy.call, copy.memory)}
+
+
+def rates(seconds: Mapping[str, Sequence[float]], programs: Mapping[str, tuple[Thunk, float]]) -> tuple[float, float]:
+  """Return the operations a second and the bytes a second of the `references`, from the seconds of their runs."""
+  rate, bandwidth = (statistics.median(amount / s for s in seconds[name]) for name, (_, amount) in programs.items())
+  return rate, bandwidth
+
+
 def main() -> None:
   """Print a row for every program."""
   flags = parser(__doc__.splitlines()[0])
   options = flags.parse_args()
   keep_freed_memory()
-  product, operations = matmul(PRODUCT, jnp.float32)
-  numbers = jnp.zeros(COPIED)
-  copy = program(lambda z: z + 1, numbers)
+  known = references()
   programs = {
     'product, 1024 × 4096 × 1024': program(jnp.matmul, jnp.ones((1024, 4096)), jnp.ones((4096, 1024))),
-    'sum of two arrays of 64 MB': program(jnp.add, numbers[: 2**24], numbers[: 2**24]),
-    'forty steps on 8 MB': program(forty_steps, numbers[: 2**21]),
+    'sum of two arrays of 64 MB': program(jnp.add, jnp.zeros(2**24), jnp.zeros(2**24)),
+    'forty steps on 8 MB': program(forty_steps, jnp.zeros(2**21)),
     **{f'train step, {model}': train_step(model) for model in ('hyperbf', 'vit')},
   }
-  seconds = alternate(
-    {'product': product, 'copy': copy.call, **{name: it.call for name, it in programs.items()}}, options.rounds
-  )
-  rate, bandwidth = (
-    statistics.median(n / s for s in seconds[name]) for name, n in (('product', operations), ('copy', copy.memory))
-  )
+  calls = {name: call for name, (call, _) in known.items()} | {name: it.call for name, it in programs.items()}
+  seconds = alternate(calls, options.rounds)
+  rate, bandwidth = rates(seconds, known)
   chip = Chip(
     name='this',
     kind='this device',
@@ -106,8 +114,8 @@ def main() -> None:
         'measured / estimate': spread(ratios(seconds[name], [estimate.seconds] * len(seconds[name]))),
       }
     )
-  rates = f'{rate / 1e9:,.0f} GFLOP/s, {bandwidth / 1e9:,.1f} GB/s'
-  report('bound', f'Estimates and times, float32, from rates of {rates}', rows, options.out)
+  found = f'{rate / 1e9:,.0f} GFLOP/s, {bandwidth / 1e9:,.1f} GB/s'
+  report('bound', f'Estimates and times, float32, from rates of {found}', rows, options.out)
 
 
 if __name__ == '__main__':

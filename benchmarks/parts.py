@@ -19,10 +19,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from benchmarks.bound import COPIED, PRODUCT, program
-from benchmarks.common import alternate, matmul, parser, report
+from benchmarks.bound import rates, references
+from benchmarks.common import alternate, parser, report
 from benchmarks.models import Trainer, compile_trainer, make_training, random_batch
 from hbf.config.datasets import get_config
 from hbf.config.resolve import resolve
@@ -142,15 +141,13 @@ def main() -> None:
   _, init, step = make_training(config, options.image_size)
   examples = random_batch(batch, options.image_size)
   counts = products(step, jax.eval_shape(lambda: init(None, examples)), None, examples)
-  product, operations = matmul(PRODUCT, jnp.float32)
-  numbers = jnp.zeros(COPIED)
-  copy = program(lambda z: z + 1, numbers)
-  seconds = alternate({'step': trainer, 'product': product, 'copy': copy.call}, options.rounds)
-  median = {name: statistics.median(values) for name, values in seconds.items()}
-  rate, bandwidth = operations / median['product'], copy.memory / median['copy']
+  known = references()
+  seconds = alternate({'step': trainer, **{name: call for name, (call, _) in known.items()}}, options.rounds)
+  rate, bandwidth = rates(seconds, known)
   found = rows(operation_times(trainer), instruction_traffic(trainer.step.as_text()), counts, rate, bandwidth)
-  rates = f'{rate / 1e9:,.0f} GFLOP/s, {bandwidth / 1e9:,.1f} GB/s'
-  title = f'Train step of {options.config}, {batch} images, {1e3 * median["step"]:,.0f} ms; rates {rates}'
+  speed = f'{rate / 1e9:,.0f} GFLOP/s, {bandwidth / 1e9:,.1f} GB/s'
+  step_ms = 1e3 * statistics.median(seconds['step'])
+  title = f'Train step of {options.config}, {batch} images, {step_ms:,.0f} ms; rates {speed}'
   report('parts', title, found, options.out)
 
 
