@@ -77,11 +77,6 @@ class Classification(ImageTask):
 
   # Loss.
 
-  @property
-  def predictions(self) -> int:
-    """The number of predictions for an example: 1, its class."""
-    return 1
-
   def loss_targets(self, labels: jax.Array) -> jax.Array:
     """Return class probabilities [B, classes] from class numbers `labels` [B]: 1 for the true class, else 0."""
     return jax.nn.one_hot(labels, len(self.dataset.classes))

@@ -1,6 +1,7 @@
 """The parts that all tasks on images share: reading, augmentation, normalization and splits."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
@@ -182,6 +183,11 @@ class ImageTask(Task):
   def target_shape(self) -> tuple[int, ...]:
     """Shape of the target of an image: () for a class, (K,) for labels or values."""
     return () if self.targets == CLASSES else (len(self.dataset.classes),)
+
+  @property
+  def predictions(self) -> int:
+    """The number of predictions for an image: 1 for a class, K for labels or values."""
+    return math.prod(self.target_shape)
 
   @property
   def units(self) -> int:

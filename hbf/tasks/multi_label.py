@@ -41,11 +41,6 @@ class MultiLabel(ImageTask):
     """Return the fields of the task; see `ImageTask.options`."""
     return super().options(config, dataset) | {'label_smoothing': config.train.label_smoothing}
 
-  @property
-  def predictions(self) -> int:
-    """The number of predictions for an image: K."""
-    return len(self.dataset.classes)
-
   def loss(self, logits: jax.Array, targets: Any) -> tuple[jax.Array, jax.Array]:
     """Return the mean cross-entropy over all images and labels of a batch, and the number of correct predictions."""
     labels, probabilities = targets

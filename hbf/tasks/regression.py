@@ -98,11 +98,6 @@ class Regression(ImageTask):
       resolved.data.update(target_mean=tuple(mean.tolist()), target_std=tuple(std.tolist()))
     return resolved
 
-  @property
-  def predictions(self) -> int:
-    """The number of predictions for an image: K."""
-    return len(self.dataset.classes)
-
   def loss_targets(self, labels: jax.Array) -> jax.Array:
     """Return the standardized values of the values `labels`, both [B, K]."""
     return (labels - jnp.asarray(self.target_mean)) / jnp.asarray(self.target_std)

@@ -13,8 +13,9 @@ import numpy as np
 
 from hbf.data.images import codec
 from hbf.data.images.dataset import Dataset
-from hbf.data.images.encoded import THREADS, EncodedSource, labeled_dataset
+from hbf.data.images.encoded import EncodedSource, labeled_dataset
 from hbf.data.images.splits import find_shards
+from hbf.data.pipeline.host import THREADS
 from hbf.data.registry import DataRequest
 from hbf.errors import UserError
 
