@@ -75,6 +75,14 @@ LINEAR_BALLS = (
   'model.stage2.normalize_inputs=False model.stage2.metric=identity model.stage2.centers_init=normal '
   'model.stage2.coefficients_scale=0.3'
 )
+# The arms of preset 'text-muon': HyperBF, and GPTs with the same relative positions. Each has the stage 2 that was
+# best on images.
+TEXT_MUON = {
+  'hyperbf': f'hyperbf {LINEAR_BALLS}',
+  'gpt-places': 'vit model.stage2.activation=gelu',
+  'gpt-swiglu': 'vit model.stage2.activation=swiglu',
+}
+MUON = ('--config.optimizer.name=muon', '--config.optimizer.learning_rate=8e-3')
 # HyperBF, its rivals, and controls that isolate the cause of an advantage. The number of centers of the first arm
 # sets the number of parameters of all arms.
 CONTROLS = {
@@ -218,6 +226,22 @@ PRESETS = {
     arms=_at_rates(TEXT, TEXT_RATES),
     seeds=(0,),
     overrides=('--config.data.validation=0.1', '--config.train.epochs=1.7'),  # less text, but as many steps as 'text'
+  ),
+  # HyperBF and GPTs with the same relative positions, trained by Muon. Use `--tuned` after 'text-muon-tune'.
+  'text-muon': Comparison(
+    configs=('configs/shakespeare.py:recipe=characters',),
+    arms=_arms(TEXT_MUON),
+    seeds=(0, 1, 2),
+    overrides=MUON,
+    operations='match',
+  ),
+  # The search for 'text-muon' with `--tune=12`, on the held-out end of train, at a quarter of its operations.
+  'text-muon-tune': Comparison(
+    configs=('configs/shakespeare.py:recipe=characters',),
+    arms=_arms(TEXT_MUON),
+    overrides=(*MUON, '--config.data.validation=0.1'),
+    operations='2e12',
+    space=('optimizer.learning_rate=2e-3..2e-2', 'optimizer.weight_decay=0.01..0.3'),
   ),
   # As many steps as in 'text'. A step has ten times as many tokens, in windows that are four times as long.
   'text-long': Comparison(
