@@ -128,6 +128,18 @@ COMMON = {
     'webdataset: a folder with train-* and test-*. For array_files: a file. For text_file: a file or folder.',
   ),
   'data.test_split': Key('test', TEXT, "Name of the labeled split to test on. TFDS's ImageNet calls it validation."),
+  'data.input': Key(
+    'auto',
+    one_of(('auto', 'device', 'stream')),
+    'Source of batches. device: all images, or the whole text, lie in device memory. stream: the host reads each '
+    'batch. auto: by size.',
+  ),
+  'data.resident_bytes': Key(
+    2_000_000_000,
+    whole(0),
+    'With `data.input=auto`: largest number of bytes of images or text on each device with which all of them lie in '
+    'device memory.',
+  ),
   'data.download': Key(False, FLAG, 'True to download the official archive if the data set is not prepared yet.'),
   'data.validation': Key(
     0.02, RATE, 'Fraction of the training data held out to select checkpoints. 0 holds out none.'
@@ -316,17 +328,6 @@ IMAGES = {
     '',
     TEXT,
     'Folder for decoded and resized images, which the first run writes and later runs read. Empty: there is none.',
-  ),
-  'data.input': Key(
-    'auto',
-    one_of(('auto', 'device', 'stream')),
-    'Source of batches. device: all images lie in device memory. stream: the host reads each batch. auto: by size.',
-  ),
-  'data.resident_bytes': Key(
-    2_000_000_000,
-    whole(0),
-    'With `data.input=auto`: largest number of bytes of images on each device with which all images lie in device '
-    'memory.',
   ),
   'data.workers': Key(2, whole(0), 'Number of processes that decode images for a stream. 0: threads decode them.'),
   'data.validation_split': Key(

@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
-from hbf.data.pipeline.inputs import Batch, Input, abstract_batch
+from hbf.data.pipeline.inputs import Batch, Input
+from hbf.data.text.inputs import ShiftedOrder, abstract_text_input, make_text_input
 from hbf.data.text.texts import Texts, identity_of, load_texts
-from hbf.data.text.windows import Text, TextInput, Tokens, check_length, shifted_windows, windows
+from hbf.data.text.windows import Text, Tokens, check_length, shifted_windows, windows
 from hbf.errors import UserError
 from hbf.evaluation.language import TextCounts, detail_text, summarize_text
 from hbf.evaluation.scores import MASKED_TOKEN, NEXT_TOKEN, Score
@@ -36,6 +37,8 @@ class Language(Task):
   Attributes:
     dataset: the texts.
     length: T, the number of tokens in a window.
+    input: the kind of input, see `hbf.data.text.inputs.make_text_input`.
+    resident_bytes: the most bytes of text that input 'auto' puts on each device.
     label_smoothing: the part of the target probability that training spreads evenly over the vocabulary.
   """
 
@@ -46,12 +49,15 @@ class Language(Task):
 
   dataset: Texts
   length: int
+  input: str
+  resident_bytes: int
   label_smoothing: float
 
   @classmethod
   def from_config(cls, config: ConfigDict, dataset: Texts) -> Self:
     """Return the task of a run's config on texts; see `Task.from_config`."""
-    return cls(dataset, config.data.length, config.train.label_smoothing)
+    data = config.data
+    return cls(dataset, data.length, data.input, data.resident_bytes, config.train.label_smoothing)
 
   @property
   def description(self) -> str:
@@ -93,15 +99,16 @@ class Language(Task):
     return {name: Text(part, self.length) for name, part in found.items() if len(part) > 1}
 
   def open(self, source: Text, sharding: NamedSharding) -> Input:
-    """Open a text. Every device holds the whole text."""
-    return TextInput(source, sharding)
+    """Open a text; see `hbf.data.text.inputs.make_text_input`."""
+    return make_text_input(self.input, source, sharding, self.resident_bytes)
 
-  def abstract_inputs(self, source: Text, sharding: NamedSharding, *leading: int) -> tuple[Tokens, Batch]:
+  def abstract_inputs(self, source: Text, sharding: NamedSharding, *leading: int) -> tuple[Tokens | None, Batch]:
     """Return the shapes and shardings of a step's arrays; see `TaskData.abstract_inputs`."""
-    whole = NamedSharding(sharding.mesh, PartitionSpec())
-    tokens: Any = jax.ShapeDtypeStruct(source.tokens.shape, source.tokens.dtype, sharding=whole)
-    resident = Tokens(tokens, self.length)
-    return resident, abstract_batch(resident, self.shape, sharding, *leading)
+    return abstract_text_input(self.input, source, sharding, self.resident_bytes, *leading)
+
+  def train_order(self, source: Text, seed: int, batch_size: int) -> ShiftedOrder:
+    """Return the order of the training windows, which begin at random positions; see `TaskData.train_order`."""
+    return ShiftedOrder(seed, len(source), batch_size)
 
   def measure(self, config: ConfigDict, train: Input | None) -> ConfigDict:
     """Return the config as it is: nothing is measured on texts."""
@@ -110,16 +117,16 @@ class Language(Task):
 
   # Loss.
 
-  def train_batch(self, keys: tuple[jax.Array, jax.Array], resident: Tokens, batch: Batch) -> ModelBatch:
+  def train_batch(self, keys: tuple[jax.Array, jax.Array], resident: Tokens | None, batch: Batch) -> ModelBatch:
     """Return windows at random positions in the text."""
-    tokens = shifted_windows(keys[0], resident, batch['index'])
+    tokens = shifted_windows(keys[0], resident, batch)
     window_keys = jax.vmap(jax.random.fold_in, (None, 0))(keys[1], batch['index'])
     return self._model_batch(window_keys, tokens, jnp.ones(tokens.shape, bool))
 
-  def eval_batch(self, resident: Tokens, batch: Batch) -> ModelBatch:
+  def eval_batch(self, resident: Tokens | None, batch: Batch) -> ModelBatch:
     """Return consecutive windows of the text."""
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(_MASKS), batch['index'])
-    return self._model_batch(keys, *windows(resident, batch['index']))
+    return self._model_batch(keys, *windows(resident, batch))
 
   @abc.abstractmethod
   def _model_batch(self, keys: jax.Array, tokens: jax.Array, present: jax.Array) -> ModelBatch:

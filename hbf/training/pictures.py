@@ -9,11 +9,11 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from hbf.data.pipeline.inputs import Batch
+from hbf.data.pipeline.order import step_keys
 from hbf.tasks.images import ImageTask
 from hbf.training.experiment import Experiment
 from hbf.training.loggers import LOGGERS, Histogram, check_loggers
 from hbf.training.sharding import replicated
-from hbf.training.state import step_keys
 
 BINS = 64
 IMAGES = 16  # the first images of the first batch

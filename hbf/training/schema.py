@@ -211,6 +211,8 @@ CHANGES = (
     },
     added_to_images={'data': {'columns': '', 'cache': ''}},
   ),
+  # To version 18. Runs on images have these options already.
+  Change(added={'data': {'input': 'auto', 'resident_bytes': 2_000_000_000}}),
 )
 VERSION = len(CHANGES)
 

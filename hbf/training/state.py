@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from hbf.data.pipeline.inputs import Batch, Resident
+from hbf.data.pipeline.order import step_keys
 from hbf.errors import UserError
 from hbf.ops.parts import split
 from hbf.tasks.task import ModelBatch, Task, TaskLoss
@@ -165,17 +166,6 @@ def init_state(
   params = model.init(jax.random.key(objective.seed), inputs, train=False)['params'] | (given or {})
   norms = GradientNorms.zeros() if objective.norms else None
   return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), Totals.zeros(), norms=norms)
-
-
-def step_keys(seed: int, step: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-  """Return the two random keys of a step's batch (`Task.train_batch`), and the key of its dropout.
-
-  Args:
-    seed: the seed of the run.
-    step: the number of steps before this one.
-  """
-  example_key, dropout_key, batch_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), step), 3)
-  return (example_key, batch_key), dropout_key
 
 
 def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, objective: Objective) -> Step:

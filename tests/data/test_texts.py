@@ -1,21 +1,16 @@
-"""Tests of texts by name, and of their windows."""
+"""Tests of texts by name."""
 
 import pathlib
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hbf.cli.prepare import main
 from hbf.data.builders import tiny_shakespeare
 from hbf.data.images import prepared
 from hbf.data.images.prepare import PREPARATIONS, prepare
-from hbf.data.pipeline.order import EvalOrder
 from hbf.data.text import texts
-from hbf.data.text.windows import Text, TextInput, Tokens, shifted_windows, windows
 from hbf.errors import UserError
 
 
@@ -131,57 +126,3 @@ def test_the_fingerprint_is_of_every_token():
   changed = load()
   changed.splits['test'][1234] ^= 1
   assert one['fingerprint'] != texts.identity_of(changed)['fingerprint'] and one == texts.identity_of(load())
-
-
-TOKENS = np.random.default_rng(0).integers(0, 200, 1000).astype(np.uint8)
-
-
-def test_windows_cover_a_text_once_and_end_with_it():
-  text = Text(TOKENS, 64)
-  index = jnp.array([*range(len(text)), -1])
-  found, there = windows(Tokens(jnp.asarray(TOKENS), 64), index)
-  next_ones = np.asarray(found)[:, 1:][np.asarray(there)[:, 1:]]
-  np.testing.assert_array_equal(next_ones, TOKENS[1:])
-  np.testing.assert_array_equal(found[3], TOKENS[192:257])
-  assert not there[-1].any() and not np.asarray(found)[~np.asarray(there)].any()
-
-
-def test_a_text_of_whole_windows_has_no_empty_one():
-  assert [len(Text(TOKENS[:n], 64)) for n in (2, 64, 65, 66, 129)] == [1, 1, 1, 2, 2]
-
-
-def test_shifted_windows_are_of_the_text_and_each_a_function_of_key_and_number():
-  text, key = Tokens(jnp.asarray(TOKENS), 64), jax.random.key(3)
-  index = jnp.arange(15)
-  found = np.asarray(shifted_windows(key, text, index))
-  starts = {tuple(TOKENS[at : at + 65]): at for at in range(1000 - 64)}
-  assert all(tuple(row) in starts for row in found)
-  np.testing.assert_array_equal(shifted_windows(key, text, index[::-1]), found[::-1])
-  assert (np.asarray(shifted_windows(jax.random.key(4), text, index)) != found).any()
-
-
-def test_every_place_is_where_a_window_begins_as_often_as_another():
-  tokens = np.arange(40, dtype=np.uint8)  # 31 places; the last two of five windows draw beyond them
-  text, keys = Tokens(jnp.asarray(tokens), 9), jax.random.split(jax.random.key(0), 3100)
-  starts = jax.jit(jax.vmap(lambda key: shifted_windows(key, text, jnp.arange(5))[:, 0]))(keys)
-  counts = np.bincount(np.asarray(starts).ravel(), minlength=40)
-  # The expected count at each place is 500, with a standard deviation of at most 22.
-  assert counts[:31].min() > 410 and counts[:31].max() < 590 and not counts[31:].any()
-
-
-def test_a_text_that_32_bits_can_not_number_is_refused():
-  tokens = np.broadcast_to(np.uint8(0), 2**31)
-  assert len(Text(tokens[: 2**31 - 65], 64)) == 2**25 - 1
-  with pytest.raises(UserError, match=r'2,147,483,648 tokens; expected at most 2,147,483,583: .*bpe'):
-    Text(tokens, 64)
-
-
-def test_batches_are_the_same_on_any_number_of_devices():
-  found = []
-  for devices in (1, 8):
-    sharding = NamedSharding(Mesh(np.asarray(jax.devices()[:devices]), ('data',)), PartitionSpec('data'))
-    data = TextInput(Text(TOKENS, 64), sharding)
-    order = EvalOrder(len(data), 8)
-    take = jax.jit(windows)
-    found.append([np.asarray(take(data.resident, batch['index'])[0]) for batch in data.batches(order, 0, len(order))])
-  np.testing.assert_array_equal(*found)

@@ -7,7 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from hbf.data.text.tokenizers import TOKENIZERS, Characters, learn_tokenizer, read_tokenizer
+from hbf.data.text import tokenizers
+from hbf.data.text.tokenizers import TOKENIZERS, Characters, learn_tokenizer, read_tokenizer, split_text
 from hbf.errors import UserError
 
 TEXT = 'Ein Maß ist, was ein Maß ist.\nΣ K(‖W(q − k)‖²)\r\n\tda-da-da 漢字 🙂 '.encode() * 20
@@ -27,6 +28,20 @@ def test_what_is_encoded_is_decoded(made):
 def test_sizes_are_those_of_the_text(made):
   sizes = made.sizes
   assert sizes.shape == (made.vocabulary,) and sizes[made.encode(TEXT)].sum() == len(TEXT)
+
+
+@pytest.mark.parametrize('kind', TOKENIZERS)
+@pytest.mark.parametrize('size', [1, 70])
+def test_the_tokens_of_pieces_are_those_of_the_text(kind, size, monkeypatch):
+  spaces = [' ', '  ', '\n', ' \n\n ', "'s", '\t\n', '\u3000 ', '\r\n', ' 12', '!']
+  drawn = random.Random(0)
+  text = ''.join(f'da{drawn.choice("aeß")}{drawn.choice(spaces)}' for _ in range(400)).encode()
+  whole = learn_tokenizer(kind, [text], 280)
+  monkeypatch.setattr(tokenizers, '_PIECE', size)
+  pieces = [*split_text(text)]
+  assert len(pieces) > 10 and b''.join(pieces) == text
+  assert learn_tokenizer(kind, [text], 280) == whole
+  np.testing.assert_array_equal(np.concatenate([whole.encode(piece) for piece in pieces]), whole.encode(text))
 
 
 def test_a_stored_tokenizer_gives_the_same_tokens(made):
@@ -65,6 +80,12 @@ def test_bytes_that_are_no_characters_are_an_error_where_characters_are_asked_fo
   with pytest.raises(UserError, match=r'byte 3 of the text is not UTF-8 .* set data.tokenizer to bytes'):
     learn_tokenizer(kind, [b'abc\xff'], 300)
   assert learn_tokenizer('bytes', [b'abc\xff'], 0).encode(b'abc\xff').tolist() == [97, 98, 99, 255]
+
+
+def test_the_byte_that_is_no_character_is_counted_from_the_start_of_the_text(monkeypatch):
+  monkeypatch.setattr(tokenizers, '_PIECE', 5)
+  with pytest.raises(UserError, match='byte 18 of the text is not UTF-8'):
+    learn_tokenizer('characters', [b'one two three four\xff'], 0)
 
 
 def test_mistakes_say_what_to_do():

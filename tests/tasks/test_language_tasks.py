@@ -1,5 +1,7 @@
 """Tests of the inputs of a language model, and of its loss."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -90,7 +92,7 @@ def test_the_end_of_train_is_held_out():
 def test_bytes_of_a_character_count_each():
   made = task()
   umlauts = Texts('umlauts', Characters('abcdefghiä'), {'train': TEXT, 'test': TEXT})
-  wide = type(made)(umlauts, 16, 0.0)
+  wide = dataclasses.replace(made, dataset=umlauts)
   goal, logits = seen(made, [0, 1]).targets, jnp.zeros((2, 16, 10))
   plain, other = (each.summarize(*each.add_counts(each.empty_counts(), logits, goal)) for each in (made, wide))
   assert plain['bytes'] == 32 and other['bytes'] == 32 + int((goal[0] == 9).sum())

@@ -90,6 +90,7 @@ def test_evaluation_repeats_the_result_and_has_figures_by_position(finished):
 
 
 def test_an_interrupted_run_goes_on_bit_for_bit(make, tmp_path, monkeypatch):
+  """It goes on from a stream, although it began with a text in device memory."""
   free = {'optimizer.name': 'schedule_free', 'optimizer.schedule': 'constant', 'optimizer.minimum_rate': 0.0}
   config = make(**{'model.dropout': 0.1, 'train.average': 0.0}, **free)
   whole = train(config, tmp_path / 'whole', QUIET, ONE)
@@ -97,6 +98,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(make, tmp_path, monkeypatch):
   stop_at(monkeypatch, 15)
   assert train(config, tmp_path / 'parts', QUIET, ONE) is None
   monkeypatch.undo()
+  config.data.input = 'stream'
   assert train(config, tmp_path / 'parts', QUIET, ONE) is not None
   assert_same_run(tmp_path / 'whole', tmp_path / 'parts')
 

@@ -27,6 +27,16 @@ class Order(Protocol):
     """Return the indices of the examples in batch `step`, int32 [batch_size], −1 for padding."""
 
 
+class BatchSequence(Protocol):
+  """A sequence of batches that Grain can read in any order."""
+
+  def __len__(self) -> int:
+    """Return the number of batches."""
+
+  def __getitem__(self, number: int) -> HostBatch:
+    """Return the batch with this index."""
+
+
 @dataclasses.dataclass(frozen=True)
 class HostBatches:
   """The batches start, …, stop − 1 of an order, as a sequence that Grain can read.

@@ -1,4 +1,4 @@
-"""The order of examples: the examples of step s are a pure function of (seed, s).
+"""The order of examples, and the random keys of a step: pure functions of the run's seed and the index of the step.
 
 So the index of the step is the whole state of the input, and a resumed run gets the same examples as an
 uninterrupted run.
@@ -8,6 +8,7 @@ import dataclasses
 import functools
 from typing import Any
 
+import jax
 import numpy as np
 
 
@@ -28,6 +29,17 @@ def evenly_spaced(examples: int, most: int) -> np.ndarray:
   """Return `most` evenly spaced indices of examples, int64 [n]. If there are at most `most` examples, return all."""
   count = min(examples, most)
   return np.arange(count) * examples // max(count, 1)
+
+
+def step_keys(seed: int, step: Any) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+  """Return the two random keys of a step's batch (`hbf.tasks.task.TaskLoss.train_batch`), and the key of its dropout.
+
+  Args:
+    seed: the seed of the run.
+    step: the number of steps before this one. A traced int32 is allowed.
+  """
+  example_key, dropout_key, batch_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), step), 3)
+  return (example_key, batch_key), dropout_key
 
 
 @dataclasses.dataclass(frozen=True)

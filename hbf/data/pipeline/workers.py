@@ -16,13 +16,13 @@ import grain
 import jax
 import numpy as np
 
-from hbf.data.pipeline.host import HostBatch, HostBatches
+from hbf.data.pipeline.host import BatchSequence, HostBatch
 from hbf.errors import UserError
 
 _AHEAD = 4  # number of batches that each reader prepares in advance. More would only take memory.
 
 
-def read_in_threads(batches: HostBatches, first: int = 0, step: int = 1) -> Iterator[HostBatch]:
+def read_in_threads(batches: BatchSequence, first: int = 0, step: int = 1) -> Iterator[HostBatch]:
   """Yield the batches `first`, `first` + `step`, …. Closing the generator ends the threads."""
   options = grain.ReadOptions(num_threads=_AHEAD, prefetch_buffer_size=_AHEAD)
   iterator = iter(grain.MapDataset.source(batches)[first::step].to_iter_dataset(options))
@@ -32,7 +32,7 @@ def read_in_threads(batches: HostBatches, first: int = 0, step: int = 1) -> Iter
     iterator.close()
 
 
-def read_in_processes(batches: HostBatches, count: int) -> Iterator[HostBatch]:
+def read_in_processes(batches: BatchSequence, count: int) -> Iterator[HostBatch]:
   """Yield all batches in order. `count` processes read them in turn. Closing the generator ends the processes.
 
   An exception that a source raises in one of these processes is raised in this process too.
@@ -60,7 +60,7 @@ def read_in_processes(batches: HostBatches, count: int) -> Iterator[HostBatch]:
 class _Reader:
   """A process that reads the batches `first`, `first` + `step`, …, and the pipe that it sends them through."""
 
-  def __init__(self, batches: HostBatches, first: int, step: int):
+  def __init__(self, batches: BatchSequence, first: int, step: int):
     context = multiprocessing.get_context('spawn')
     self._pipe, end = context.Pipe(duplex=False)
     self._process = context.Process(target=_serve, args=(end, batches, first, step), daemon=True)
@@ -103,7 +103,7 @@ def _cause(exitcode: int | None) -> str:
   return signal.strsignal(number) or f'signal {number}' if number > 0 else f'exit status {exitcode}'
 
 
-def _serve(pipe: Connection, batches: HostBatches, first: int, step: int) -> None:
+def _serve(pipe: Connection, batches: BatchSequence, first: int, step: int) -> None:
   """Read batches and send them through a pipe. This is the main function of a reading process.
 
   The process uses no accelerator, ignores SIGINT and SIGTERM, and ends with its parent.

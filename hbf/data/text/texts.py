@@ -15,10 +15,11 @@ from hbf.data.datasets import refuse_test_on_train
 from hbf.data.images import prepare, prepared
 from hbf.data.images.files import list_folder
 from hbf.data.registry import DataRequest, Opener
-from hbf.data.text.tokenizers import Tokenizer, learn_tokenizer
+from hbf.data.text.tokenizers import Tokenizer, learn_tokenizer, split_text
 from hbf.errors import UserError
 
 TEST_PART = 0.1  # fraction at the end of a text that becomes the test split, if the text has no splits
+_HASHED = 2**22  # number of tokens that are copied at once for their hash
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +66,7 @@ def load_texts(
     if not text:
       raise UserError(f'{root or name} has no text to {split} on; expected some: take a longer text')
   learned = learn_tokenizer(tokenizer, list(text_by_split.values()), vocabulary)
-  dtype = np.min_scalar_type(learned.vocabulary - 1)
-  return Texts(name, learned, {split: learned.encode(text).astype(dtype) for split, text in text_by_split.items()})
+  return Texts(name, learned, {split: _encode(learned, text) for split, text in text_by_split.items()})
 
 
 def identity_of(texts: Texts) -> dict[str, Any]:
@@ -77,13 +77,20 @@ def identity_of(texts: Texts) -> dict[str, Any]:
   digest = hashlib.sha256()
   for split, tokens in sorted(texts.splits.items()):
     digest.update(f'{split} {len(tokens)} '.encode())
-    digest.update(tokens.astype('<u4').tobytes())
+    for start in range(0, len(tokens), _HASHED):
+      digest.update(tokens[start : start + _HASHED].astype('<u4').tobytes())
   return {
     'name': texts.name,
     'tokenizer': texts.tokenizer.to_json(),
     'splits': {split: len(tokens) for split, tokens in texts.splits.items()},
     'fingerprint': digest.hexdigest(),
   }
+
+
+def _encode(tokenizer: Tokenizer, text: bytes) -> np.ndarray:
+  """Return the tokens of a text, [L], in the smallest unsigned integer type that can hold every token."""
+  dtype = np.min_scalar_type(tokenizer.vocabulary - 1)
+  return np.concatenate([tokenizer.encode(piece).astype(dtype) for piece in split_text(text)])
 
 
 def _as_texts(opened: Any, name: str) -> dict[str, bytes]:

@@ -3,8 +3,9 @@
 import abc
 import dataclasses
 import functools
+import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -12,6 +13,8 @@ import numpy as np
 from hbf.errors import UserError, choose
 
 _MOST_SHOWN = 5  # largest number of unknown characters that a message lists
+_PIECE = 2**24  # bytes of a piece: few, because encoding takes many times their memory
+_END_OF_WORD = re.compile(rb'[!-~](?=[ \n])')
 
 
 class Tokenizer(abc.ABC):
@@ -109,7 +112,8 @@ class Characters(Tokenizer):
   def learned(cls, texts: Sequence[bytes], size: int) -> Self:
     """Return a tokenizer of all characters in the texts; see `Tokenizer.learned`."""
     del size
-    return cls(''.join(map(chr, np.unique(np.concatenate([_codes(text) for text in texts])).tolist())))
+    found = [np.unique(_codes(part)) for text in texts for part in _decoded_pieces(text)]
+    return cls(''.join(map(chr, np.unique(np.concatenate(found)).tolist())))
 
   @property
   def vocabulary(self) -> int:
@@ -118,7 +122,7 @@ class Characters(Tokenizer):
 
   def encode(self, text: bytes) -> np.ndarray:
     """Return the tokens of a text; see `Tokenizer.encode`."""
-    codes, known = _codes(text), np.array([ord(character) for character in self.characters])
+    codes, known = _codes(_decode_utf8(text)), np.array([ord(character) for character in self.characters])
     tokens = np.minimum(np.searchsorted(known, codes), len(known) - 1)
     unknown = sorted({chr(code) for code in codes[known[tokens] != codes]})
     if unknown:
@@ -164,7 +168,8 @@ class BytePairs(Tokenizer):
     tokenizer.decoder = library.decoders.ByteLevel()
     alphabet = library.pre_tokenizers.ByteLevel.alphabet()
     trainer = library.trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(_decode_utf8(texts[0]).splitlines(keepends=True), trainer)
+    lines = (line for part in _decoded_pieces(texts[0]) for line in part.splitlines(keepends=True))
+    tokenizer.train_from_iterator(lines, trainer)
     return cls(tokenizer.to_str())
 
   @functools.cached_property
@@ -240,15 +245,38 @@ def read_tokenizer(stored: Mapping[str, Any]) -> Tokenizer:
   return TOKENIZERS[stored['kind']](**{key: value for key, value in stored.items() if key != 'kind'})
 
 
-def _decode_utf8(text: bytes) -> str:
+def split_text(text: bytes) -> Iterator[bytes]:
+  """Yield consecutive pieces of a text, whose tokens together are the tokens of the text.
+
+  A piece has at least 16 MiB. It ends with a word in ASCII, before a space or a line break. No token of any tokenizer
+  extends beyond such an end.
+  """
+  start = 0
+  while start < len(text):
+    end = _END_OF_WORD.search(text, start + _PIECE)
+    stop = end.end() if end else len(text)
+    yield text[start:stop]
+    start = stop
+
+
+def _decoded_pieces(text: bytes) -> Iterator[str]:
+  start = 0
+  for piece in split_text(text):
+    yield _decode_utf8(piece, start)
+    start += len(piece)
+
+
+def _decode_utf8(text: bytes, start: int = 0) -> str:
+  """Decode a text, which begins at byte `start` of a longer one. Raise UserError if it is not UTF-8."""
   try:
     return text.decode()
   except UnicodeDecodeError as error:
     raise UserError(
-      f'byte {error.start:,} of the text is not UTF-8 ({error.reason}): convert it, or set data.tokenizer to bytes'
+      f'byte {start + error.start:,} of the text is not UTF-8 ({error.reason}): convert it, or set data.tokenizer to '
+      'bytes'
     ) from None
 
 
-def _codes(text: bytes) -> np.ndarray:
+def _codes(text: str) -> np.ndarray:
   """Return the code points of a text, uint32 [n]."""
-  return np.frombuffer(_decode_utf8(text).encode('utf-32-le'), np.uint32)
+  return np.frombuffer(text.encode('utf-32-le'), np.uint32)

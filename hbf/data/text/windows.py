@@ -1,7 +1,10 @@
-"""Windows of a text in device memory: the examples of language models.
+"""Windows of a text: the examples of language models. A text lies in device memory, or the host reads its windows.
 
-A *batch* is a dict {'index': int32 [B]} with the indices of its windows. The index −1 stands for padding. Batches of
-images in device memory have the same form (`hbf.data.pipeline.inputs`).
+A *batch* of a text in device memory is a dict {'index': int32 [B]} with the indices of its windows. A batch of a
+stream is {'index', 'tokens': unsigned integers [B, T + 1], 'count': int32 [B]}. Its windows have T tokens, each
+followed by the next token of the text. The entry 'count' has the number of these tokens that are in the text: at the
+end of the text and in padding there are fewer, and the others are 0. The index −1 stands for padding. `windows` and
+`shifted_windows` return the same tokens for both kinds of batches.
 """
 
 import dataclasses
@@ -9,10 +12,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
-from hbf.data.pipeline.inputs import ResidentInput
+from hbf.data.pipeline.inputs import Batch
 from hbf.errors import UserError
+
+LARGEST = 2**31 - 1  # of int32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,17 +32,13 @@ class Text:
   tokens: np.ndarray
   length: int
 
-  def __post_init__(self) -> None:
-    """Raise UserError if the text is too long: int32 must hold the positions up to one window beyond its end."""
-    most = 2**31 - 1 - self.length
-    if len(self.tokens) > most:
-      raise UserError(
-        f'a text has {len(self.tokens):,} tokens; expected at most {most:,}: take a shorter text, or one token for '
-        'more characters (data.tokenizer=bpe)'
-      )
-
   def __len__(self) -> int:
-    return -(-(len(self.tokens) - 1) // self.length)
+    return count_windows(len(self.tokens), self.length)
+
+  @property
+  def fits_32_bits(self) -> bool:
+    """Whether int32 can hold the positions up to one window beyond the end of the text."""
+    return len(self.tokens) + self.length <= LARGEST
 
 
 @jax.tree_util.register_dataclass
@@ -53,20 +53,6 @@ class Tokens:
 
   tokens: jax.Array
   length: int = dataclasses.field(metadata={'static': True})
-
-
-class TextInput(ResidentInput):
-  """An input that holds a text in the memory of every device."""
-
-  resident: Tokens
-
-  def __init__(self, source: Text, sharding: NamedSharding):
-    """Copy the text to every device. `sharding` is the sharding of batches over their first axis."""
-    super().__init__(sharding)
-    replicated = NamedSharding(sharding.mesh, PartitionSpec())
-    tokens = jax.make_array_from_callback(source.tokens.shape, replicated, lambda at: source.tokens[at])
-    self._count = len(source)
-    self.resident = Tokens(tokens, source.length)
 
 
 def check_length(what: str, tokens: int, length: int) -> None:
@@ -84,46 +70,77 @@ def check_length(what: str, tokens: int, length: int) -> None:
     )
 
 
-def windows(text: Tokens, index: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Return windows of T tokens, each followed by the next token of the text. The function runs inside jit.
+def count_windows(tokens: int, length: int) -> int:
+  """Return the number of consecutive windows of `length` tokens in a text of `tokens` tokens.
+
+  The next token after a window is its last target, so a last token by itself makes no window.
+  """
+  return -(-(tokens - 1) // length)
+
+
+def windows(resident: Tokens | None, batch: Batch) -> tuple[jax.Array, jax.Array]:
+  """Return the windows of a batch, each followed by the next token of the text. The function runs inside jit.
 
   Args:
-    text: the text in device memory: `resident` of a `TextInput`.
-    index: indices of windows, int32 [B]. −1 stands for padding.
+    resident: the `resident` of the input that yielded the batch.
+    batch: a batch. Its windows are consecutive ones.
 
   Returns:
     Tokens, int32 [B, T + 1], and a mask, bool [B, T + 1]. Beyond the end of the text and in padding, the mask is
     False and the token is 0.
   """
-  start = jnp.where(index >= 0, index * text.length, len(text.tokens))
-  return _take_windows(text, start)
+  if resident is None:
+    tokens = batch['tokens']
+    return tokens.astype(jnp.int32), jnp.arange(tokens.shape[-1]) < batch['count'][:, None]
+  index = batch['index']
+  return _take_windows(resident, jnp.where(index >= 0, index * resident.length, len(resident.tokens)))
 
 
-def shifted_windows(key: jax.Array, text: Tokens, index: jax.Array) -> jax.Array:
+def shifted_windows(key: jax.Array, resident: Tokens | None, batch: Batch) -> jax.Array:
   """Return windows that begin at random positions in the text, each followed by the next token.
 
-  So the text is cut at other positions in every epoch. Window w begins at a random position among w·T, …,
-  (w + 1)·T − 1. If it would then exceed the text of L tokens, it begins at a random one of all L − T possible
-  positions instead.
-  Over an epoch, windows begin at every possible position with equal probability. The random numbers of window w
-  depend only on `key` and w.
+  So the text is cut at other positions in every epoch (`draw_starts`). The function runs inside jit.
 
   Args:
-    key: random key of this step.
-    text: the text in device memory.
-    index: indices w of the windows, int32 [B], without padding.
+    key: random key of this step. A stream has drawn the positions already, with the same key (`ShiftedOrder`).
+    resident: the `resident` of the input that yielded the batch.
+    batch: a batch, without padding.
 
   Returns:
     Tokens, int32 [B, T + 1].
   """
-  places, count = len(text.tokens) - text.length, -(-(len(text.tokens) - 1) // text.length)
+  if resident is None:
+    return batch['tokens'].astype(jnp.int32)
+  starts = draw_starts(key, batch['index'], len(resident.tokens), resident.length)
+  return _take_windows(resident, starts)[0]
+
+
+def draw_starts(key: jax.Array, index: jax.Array, tokens: int, length: int) -> jax.Array:
+  """Draw the positions in a text at which training windows begin.
+
+  Window w begins at a random position among w·T, …, (w + 1)·T − 1. If it would then exceed the text of L tokens, it
+  begins at a random one of all L − T possible positions instead. Over an epoch, windows begin at every possible
+  position with equal probability. The random numbers of window w depend only on `key` and w.
+
+  Args:
+    key: random key of a step.
+    index: indices w of the windows, int32 [B], without padding.
+    tokens: L, the number of tokens in the text.
+    length: T, the number of tokens in a window.
+
+  Returns:
+    Positions [B], int32, or int64 if 32 bits are too few. Then 64-bit types must be enabled in JAX.
+  """
+  dtype = jnp.int32 if tokens + length <= LARGEST else jnp.int64
+  places, count = tokens - length, count_windows(tokens, length)
 
   def draw(number: jax.Array) -> jax.Array:
-    own = number * text.length + jax.random.randint(jax.random.fold_in(key, number), (), 0, text.length)
-    anywhere = jax.random.randint(jax.random.fold_in(key, number + count), (), 0, places)
+    shift = jax.random.randint(jax.random.fold_in(key, number), (), 0, length, dtype)
+    own = number.astype(dtype) * length + shift
+    anywhere = jax.random.randint(jax.random.fold_in(key, number + count), (), 0, places, dtype)
     return jnp.where(own < places, own, anywhere)
 
-  return _take_windows(text, jax.vmap(draw)(index))[0]
+  return jax.vmap(draw)(index)
 
 
 def _take_windows(text: Tokens, start: jax.Array) -> tuple[jax.Array, jax.Array]:
