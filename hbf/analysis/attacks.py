@@ -49,9 +49,9 @@ def apgd(
 
   A step follows the sign of the loss's gradient and has momentum 0.75. The step size starts at 2ε. Some steps are
   checkpoints. At a checkpoint, the step size is halved if the loss rose in fewer than 75% of the steps since the last
-  checkpoint. It is also halved if it was not halved at the last checkpoint and the greatest loss is still the same.
-  After a halving, the attack goes on from the image with the greatest loss. The start is a random image within ε of
-  the given one. An image gets no more steps once it is fooled.
+  checkpoint. It is also halved if the greatest loss has not risen since the last checkpoint, unless the step size was
+  halved there. After a halving, the attack goes on from the image with the greatest loss so far. The start is a random
+  image within ε of the given one. An image gets no more steps once it is fooled.
 
   Args:
     logits: the classifier. JAX compiles the attack once for each function object.
@@ -69,10 +69,11 @@ def square(
 ) -> Attacked:
   """Attack images by random squares, without gradients (Square Attack, Andriushchenko et al. 2020, algorithm 1).
 
-  The start adds ε or −ε to every column of every channel at random. A step adds ε or −ε to the given image in a
-  random square, at random for each channel. The step is kept if it makes the margin smaller. The margin is the true
-  class's logit minus the greatest other logit. The square's area starts as 80% of the image. With 10,000 steps, it
-  is halved at the steps in `HALVED`. With another number of steps, it is halved at the same fractions of it.
+  The start adds ε or −ε to every column of every channel at random. A step replaces a random square of the changed
+  image by the given pixels plus ε or −ε, with a random sign for each channel. The step is kept if it makes the margin
+  smaller. The margin is the true class's logit minus the greatest other logit. The first square has 80% of the
+  image's area. `HALVED` lists the steps at which this area is halved if there are 10,000 steps. For another number of
+  steps, the list is scaled in proportion.
 
   The arguments are those of `apgd`. `steps` is the greatest number of queries for an image.
   """
@@ -287,9 +288,9 @@ def _advance_apgd(logits: Logits, state: _State, epsilon: Any, first: Any, last:
 
 
 def _checked(own: _Climb, length: jax.Array) -> _Climb:
-  """Return the state after a step that may be a checkpoint.
+  """Return the arrays after a step. If the step is a checkpoint, the step size may be halved.
 
-  `length` is the number of steps since the last checkpoint. It is 0 if the step is not a checkpoint.
+  `length` is the number of steps since the last checkpoint if this step is a checkpoint, else 0.
   """
   few = own.rises < RISES * length
   stuck = ~own.halved & (own.at_check == own.best_loss)
