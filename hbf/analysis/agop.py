@@ -53,7 +53,7 @@ def agop_operations(model: ImageClassifier, params: Any, image: tuple[int, ...])
 
 @functools.partial(jax.jit, static_argnums=0)
 def _outer_products(model: ImageClassifier, params: Any, images: jax.Array) -> dict[str, tuple[jax.Array, int]]:
-  """Return for each block the sum of the outer products, [D, D], and the number of tokens of all images.
+  """Return for each block the sum of the gradients' outer products, [D, D], and the number of tokens of all images.
 
   The sum is over images, tokens and logits.
   """
@@ -82,7 +82,7 @@ def _outer_products(model: ImageClassifier, params: Any, images: jax.Array) -> d
 
 
 def root(matrix: np.ndarray) -> np.ndarray:
-  """Return the symmetric root of a matrix without negative eigenvalues."""
+  """Return the symmetric square root of a matrix without negative eigenvalues."""
   values, vectors = np.linalg.eigh(matrix)
   return (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
 

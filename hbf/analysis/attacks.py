@@ -31,7 +31,7 @@ class Attacked(NamedTuple):
 
   Attributes:
     images: a changed image for each image, float32 [n, H, W, C]. It is the first one with a wrong answer. If all
-      answers were right, it is the one with the greatest loss.
+      answers were right, it is the one with the greatest loss (APGD) or the smallest margin (Square Attack).
     fooled: True if the answer to the changed image is wrong, bool [n].
     queries: number of changed images that were tried for each image, int [n]. The count ends when the image is
       fooled. The given image itself is not counted.
@@ -50,11 +50,11 @@ def apgd(
   A step follows the sign of the loss's gradient and has momentum 0.75. The step size starts at 2ε. Some steps are
   checkpoints. At a checkpoint, the step size is halved if the loss rose in fewer than 75% of the steps since the last
   checkpoint. It is also halved if the greatest loss has not risen since the last checkpoint, unless the step size was
-  halved there. After a halving, the attack goes on from the image with the greatest loss so far. The start is a random
-  image within ε of the given one. An image gets no more steps once it is fooled.
+  halved there. After a halving, the attack goes on from the image with the greatest loss so far. The start is a
+  random image within ε of the given one. An image gets no more steps once it is fooled.
 
   Args:
-    logits: the classifier. JAX compiles the attack once for each function object.
+    logits: the classifier, a function from images to logits. JAX compiles the attack once for each function object.
     images: [n, H, W, C], pixels from 0 to 1.
     labels: the true classes, int [n]. An image whose answer is wrong from the start counts as fooled.
     epsilon: ε, the greatest change of a pixel.
@@ -229,7 +229,7 @@ def _found(state: _State, x: jax.Array, outputs: jax.Array, best: jax.Array, own
     state: the state before.
     x: the images of this query.
     outputs: their logits.
-    best: the images with the greatest loss so far.
+    best: the best images so far: those with the greatest loss (APGD) or the smallest margin (Square Attack).
     own: the new arrays `_State.own`.
   """
   wrong = outputs.argmax(axis=-1) != state.label

@@ -21,7 +21,7 @@ SUMS = ('tokens', 'count', 'awake', 'sum', 'products')  # keys that are summed o
 
 @dataclasses.dataclass(frozen=True)
 class Census:
-  """Statistics of the U centers in stage 2 of a block, over the M tokens of n images.
+  """Statistics of the U centers in stage 2 of a block, over the tokens of n images.
 
   U counts the centers of all heads. The share of center a for a token is K_a / ΣK, for every normalization. On
   average it is 1 / U. A center is awake for a token if its share is at least 2 / U. For kernels in `BALLS` and
@@ -34,7 +34,7 @@ class Census:
     tokens: index of the nearest token in each of these images, int [U, k].
     log_kernels: log K of the nearest token in each of these images, float32 [U, k].
     rate: fraction of the tokens for which the center is awake (`hbf.evaluation.unit_health.awake`), [U].
-    mean: mean over the tokens of the response R, [U]. Stage 2 computes Σ R c.
+    mean: mean over the tokens of the response R, [U].
     deviation: standard deviation over the tokens of the response, [U].
     correlation: correlation over the tokens of the responses of two centers, [U, U]. It is 0 for a constant response.
     awake: effective number of centers that respond to a token. It is the mean of 1 / Σ_a share_a² over the tokens.

@@ -83,9 +83,10 @@ def _identity(base: Base) -> np.ndarray:
 
 
 def _radial(kernel: Callable[[np.ndarray], np.ndarray], metric: Callable[[Base], np.ndarray]) -> Respond:
-  """Return a function that computes the responses K(r²/ρ²), where r is the distance from an example to an edit.
+  """Return a function that computes the responses K(r²/ρ²), where ρ is the radius of an edit.
 
-  The radius ρ of an edit is `reach` times the distance that `nearest_other` returns for it.
+  The distance r is that between the points of an example and of the edited example. The radius is `reach` times the
+  distance that `nearest_other` returns for the edited example.
 
   Args:
     kernel: K.

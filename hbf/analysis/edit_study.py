@@ -182,7 +182,7 @@ def many(method: Method, trial: Trial, base: Base, split: Split) -> list[dict[st
 def counts(split: Split) -> list[int]:
   """Return the numbers of edits after which the scores are measured.
 
-  They are the numbers in `EDITS`. The number of misclassified images replaces those that are greater.
+  They are the numbers in `EDITS`. Those above the number of misclassified images are replaced by that number.
   """
   return sorted({min(count, len(split.wrong)) for count in EDITS})
 

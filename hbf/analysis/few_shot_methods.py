@@ -72,7 +72,7 @@ def means_of(images: Labeled) -> np.ndarray:
 
 
 def joined(first: Labeled, second: Labeled) -> Labeled:
-  """Return the images of two sets."""
+  """Return the images of two sets as one set."""
   seen = (np.concatenate(pair) for pair in zip(first.seen, second.seen, strict=True))
   return Labeled(Observed(*seen), np.concatenate([first.labels, second.labels]))
 
@@ -223,7 +223,10 @@ class GaussianKernels(Ridge):
   """Gaussians around random base images with ridge regression (GKEAL, Zhuang et al. 2023)."""
 
   def __init__(self, base: Labeled) -> None:
-    """Store the base images. Draw centers from them, and measure the median distance between two of other classes."""
+    """Store the base images, and draw centers from them.
+
+    The unit of σ is the median distance between two centers of different classes.
+    """
     super().__init__(base)
     self.metric = self.make_metric()
     rows = np.random.default_rng(SEED).permutation(len(base.labels))[:UNITS]

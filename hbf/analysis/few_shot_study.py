@@ -1,4 +1,4 @@
-"""Measurement of new classes from few images, and of forgetting in training on tasks one after the other.
+"""Measurement of learning new classes from few images, and of forgetting in training on tasks one after the other.
 
 python -m hbf.analysis.few_shot_study                # trains networks on CIFAR-100 and CIFAR-10: an hour on a CPU
 python -m hbf.analysis.few_shot_study --report       # draws the table and the picture again, from stored numbers
@@ -115,7 +115,7 @@ def few_images(labels: np.ndarray, seed: int, count: int = SHOTS) -> np.ndarray:
 
 
 def pretended(base: Labeled, seed: int) -> tuple[Labeled, Labeled]:
-  """Divide base images into two parts, so that options can be chosen without images of the new classes.
+  """Return two parts of the base images, so that options can be chosen without images of the new classes.
 
   The last `PRETENDED` base classes act as new classes. The second part has `SHOTS` images of each of them. The first
   part has all images of the other classes.
@@ -214,7 +214,7 @@ class FineTuning:
     return params | {'head': {name: jnp.asarray(value) for name, value in head.items()}}
 
   def learn(self, params: Any, images: np.ndarray, labels: np.ndarray, known: int, rate: float) -> Any:
-    """Return the parameters after fine-tuning on the images of a session. `known` classes were learned before it."""
+    """Return the parameters after fine-tuning on the images of a session, before which there were `known` classes."""
     kernel, bias = (np.array(params['head'][name]) for name in ('kernel', 'bias'))
     features = np.asarray(self._features(params, images))
     means = np.stack([features[labels == label].mean(axis=0) for label in np.unique(labels)])
@@ -232,7 +232,8 @@ class FineTuning:
   def after_sessions(self, known: int, images: np.ndarray, labels: np.ndarray, rate: float) -> Iterator[Any]:
     """Yield the parameters before the first session and after each session.
 
-    The sessions learn the classes from `known` on, from the images of these classes. Images are sorted by class.
+    The sessions learn the classes `known`, `known` + 1, and so on. `images` are images of these classes, sorted by
+    class.
     """
     params = self.start(known)
     yield params
@@ -293,7 +294,7 @@ def measure(model: str, images: Splits, folder: pathlib.Path, draws: int) -> lis
     model: the name of the network.
     images: the images of all classes.
     folder: the run folder of the network.
-    draws: number of measurements. Each has another random order of the new classes, and other images of them.
+    draws: number of draws. Each has another random order of the new classes, and other images of them.
   """
   images = split_cifar.renamed(images, SEED)
   restored = trained(model, SEED, images, folder)
