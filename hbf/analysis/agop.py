@@ -1,6 +1,6 @@
 """The average gradient outer product (AGOP) of stage 2's inputs, and the matrices that it should resemble.
 
-Let x be a token as stage 2 sees it, behind the LayerNorm, and f_k the logits. The AGOP of a block is
+Let x be a token at the input of stage 2, after the LayerNorm, and f_k the logits. The AGOP of a block is
 
     G = mean over images, tokens and logits of (∂f_k/∂x) (∂f_k/∂x)ᵀ,        [D, D].
 
@@ -53,9 +53,9 @@ def agop_operations(model: ImageClassifier, params: Any, image: tuple[int, ...])
 
 @functools.partial(jax.jit, static_argnums=0)
 def _outer_products(model: ImageClassifier, params: Any, images: jax.Array) -> dict[str, tuple[jax.Array, int]]:
-  """Return for each block the outer products of the gradients, summed over images, tokens and logits.
+  """Return for each block the sum of the gradients' outer products, [D, D], and the number of tokens of all images.
 
-  The second value of a pair is the number of tokens.
+  The sum is over images, tokens and logits.
   """
   shapes: dict[str, tuple[int, ...]] = {}
 
@@ -82,7 +82,7 @@ def _outer_products(model: ImageClassifier, params: Any, images: jax.Array) -> d
 
 
 def root(matrix: np.ndarray) -> np.ndarray:
-  """Return the symmetric root of a matrix without negative eigenvalues."""
+  """Return the symmetric square root of a matrix without negative eigenvalues."""
   values, vectors = np.linalg.eigh(matrix)
   return (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
 
@@ -96,10 +96,10 @@ def feature_matrices(stage: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
   Returns:
     - 'metric': WᵀW. It is missing for metric identity.
-    - 'centers': TᵀT for the centers T.
-    - 'slopes': UᵀU for the slopes U of linear coefficients.
-    - 'centers and slopes': TᵀT/σ⁴ + UᵀU. The gradient of a center's response has the factor t/σ², and that of its
-      linear coefficient has the factor u.
+    - 'centers': TᵀT. The rows of T [A, D] are the centers t_a.
+    - 'slopes': UᵀU. The rows of U [A, D] are the vectors u_a of linear coefficients (u_a·x + w_a) c_a.
+    - 'centers and slopes': TᵀT/σ⁴ + UᵀU. The gradient of a response with respect to x has the factor t_a/σ_a², and
+      the gradient of u_a·x + w_a is u_a.
     - 'weights': W₁W₁ᵀ for the first layer of an MLP. In a gated MLP, W₁ has the weights of gates and values.
   """
   if 'hidden' in stage:
@@ -120,7 +120,10 @@ def feature_matrices(stage: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _metric(weights: np.ndarray, dimensions: int) -> np.ndarray:
-  """Return the matrices WᵀW [H, d, d] of all heads, from the parameter of a diagonal, low-rank or full metric."""
+  """Return the matrices WᵀW [H, d, d] of the H heads, where d is `dimensions`.
+
+  `weights` is W for each head: [H, d] for a diagonal metric, else [H, rank, d].
+  """
   rows = weights[:, :, None] * np.eye(dimensions) if weights.ndim == 2 else weights
   return rows.swapaxes(1, 2) @ rows
 
@@ -135,7 +138,7 @@ def correlations(left: np.ndarray, right: np.ndarray) -> dict[str, float]:
 
   Returns:
     'all': over all entries, as in Radhakrishnan et al. 2024. 'diagonal': over the diagonal. 'off_diagonal': over the
-    other entries. If the entries of a part are equal in one matrix, the correlation of this part is missing.
+    other entries. A correlation is missing if one of the matrices has the same number in all of these entries.
   """
   diagonal = np.eye(len(left), dtype=bool)
   parts = {'all': np.ones_like(diagonal), 'diagonal': diagonal, 'off_diagonal': ~diagonal}

@@ -4,7 +4,7 @@ python -m hbf.analysis.attack_study --run=runs/claim/cifar10-hyperbf-0 --run=run
 python -m hbf.analysis.attack_study --report       # draws the table and the picture again, from stored numbers
 
 A bound is a number of levels: a pixel has a value from 0 to 255, and an attack changes it by at most so many levels.
-The numbers of an attack are stored when it ends. A second call makes only the attacks that are not stored.
+The result of an attack is stored when the attack ends. A second call makes only the attacks that are not stored.
 
 docs/research/outliers.md explains the results.
 """
@@ -71,7 +71,7 @@ def measure(
     stored: the rows of attacks that were measured before.
     save: a function that stores a row. A row has the run, the attack and the number of levels. `right` is the number
       of images with a right answer before the attack. `fooled` has a character for each image: 1 if the answer is
-      wrong after the attack, else 0. `queries` is the number of changed images that the network answered.
+      wrong after the attack, else 0. `queries` is the number of changed images on which the network ran.
     efforts: the numbers of images and steps, by the name of the attack.
   """
   images, labels = run.read('test', max(effort.images for effort in efforts.values()))

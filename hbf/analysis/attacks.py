@@ -31,7 +31,7 @@ class Attacked(NamedTuple):
 
   Attributes:
     images: a changed image for each image, float32 [n, H, W, C]. It is the first one with a wrong answer. If all
-      answers were right, it is the one with the greatest loss.
+      answers were right, it is the one with the greatest loss (APGD) or the smallest margin (Square Attack).
     fooled: True if the answer to the changed image is wrong, bool [n].
     queries: number of changed images that were tried for each image, int [n]. The count ends when the image is
       fooled. The given image itself is not counted.
@@ -49,12 +49,12 @@ def apgd(
 
   A step follows the sign of the loss's gradient and has momentum 0.75. The step size starts at 2ε. Some steps are
   checkpoints. At a checkpoint, the step size is halved if the loss rose in fewer than 75% of the steps since the last
-  checkpoint. It is also halved if it was not halved at the last checkpoint and the greatest loss is still the same.
-  After a halving, the attack goes on from the image with the greatest loss. The start is a random image within ε of
-  the given one. An image gets no more steps once it is fooled.
+  checkpoint. It is also halved if the greatest loss has not risen since the last checkpoint, unless the step size was
+  halved there. After a halving, the attack goes on from the image with the greatest loss so far. The start is a
+  random image within ε of the given one. An image gets no more steps once it is fooled.
 
   Args:
-    logits: the classifier. JAX compiles the attack once for each function object.
+    logits: the classifier, a function from images to logits. JAX compiles the attack once for each function object.
     images: [n, H, W, C], pixels from 0 to 1.
     labels: the true classes, int [n]. An image whose answer is wrong from the start counts as fooled.
     epsilon: ε, the greatest change of a pixel.
@@ -69,10 +69,11 @@ def square(
 ) -> Attacked:
   """Attack images by random squares, without gradients (Square Attack, Andriushchenko et al. 2020, algorithm 1).
 
-  The start adds ε or −ε to every column of every channel at random. A step adds ε or −ε to the given image in a
-  random square, at random for each channel. The step is kept if it makes the margin smaller. The margin is the true
-  class's logit minus the greatest other logit. The square's area starts as 80% of the image. With 10,000 steps, it
-  is halved at the steps in `HALVED`. With another number of steps, it is halved at the same fractions of it.
+  The start adds ε or −ε to every column of every channel at random. A step replaces a random square of the changed
+  image by the given pixels plus ε or −ε, with a random sign for each channel. The step is kept if it makes the margin
+  smaller. The margin is the true class's logit minus the greatest other logit. The first square has 80% of the
+  image's area. `HALVED` lists the steps at which this area is halved if there are 10,000 steps. For another number of
+  steps, the list is scaled in proportion.
 
   The arguments are those of `apgd`. `steps` is the greatest number of queries for an image.
   """
@@ -228,7 +229,7 @@ def _found(state: _State, x: jax.Array, outputs: jax.Array, best: jax.Array, own
     state: the state before.
     x: the images of this query.
     outputs: their logits.
-    best: the images with the greatest loss so far.
+    best: the best images so far: those with the greatest loss (APGD) or the smallest margin (Square Attack).
     own: the new arrays `_State.own`.
   """
   wrong = outputs.argmax(axis=-1) != state.label
@@ -287,9 +288,9 @@ def _advance_apgd(logits: Logits, state: _State, epsilon: Any, first: Any, last:
 
 
 def _checked(own: _Climb, length: jax.Array) -> _Climb:
-  """Return the state after a step that may be a checkpoint.
+  """Return the arrays after a step. If the step is a checkpoint, the step size may be halved.
 
-  `length` is the number of steps since the last checkpoint. It is 0 if the step is not a checkpoint.
+  `length` is the number of steps since the last checkpoint if this step is a checkpoint, else 0.
   """
   few = own.rises < RISES * length
   stuck = ~own.halved & (own.at_check == own.best_loss)

@@ -21,7 +21,7 @@ SUMS = ('tokens', 'count', 'awake', 'sum', 'products')  # keys that are summed o
 
 @dataclasses.dataclass(frozen=True)
 class Census:
-  """Statistics of the U centers in stage 2 of a block, over the M tokens of n images.
+  """Statistics of the U centers in stage 2 of a block, over the tokens of n images.
 
   U counts the centers of all heads. The share of center a for a token is K_a / ΣK, for every normalization. On
   average it is 1 / U. A center is awake for a token if its share is at least 2 / U. For kernels in `BALLS` and
@@ -34,7 +34,7 @@ class Census:
     tokens: index of the nearest token in each of these images, int [U, k].
     log_kernels: log K of the nearest token in each of these images, float32 [U, k].
     rate: fraction of the tokens for which the center is awake (`hbf.evaluation.unit_health.awake`), [U].
-    mean: mean over the tokens of the response R, [U]. Stage 2 computes Σ R c.
+    mean: mean over the tokens of the response R, [U].
     deviation: standard deviation over the tokens of the response, [U].
     correlation: correlation over the tokens of the responses of two centers, [U, U]. It is 0 for a constant response.
     awake: effective number of centers that respond to a token. It is the mean of 1 / Σ_a share_a² over the tokens.
@@ -52,7 +52,7 @@ class Census:
 
   @property
   def low_share(self) -> np.ndarray:
-    """True for centers that are awake for few tokens, bool [U]. Such a center need not be dead."""
+    """True for centers that are awake for fewer than one token in a thousand, bool [U]. They need not be dead."""
     return np.asarray(low_share(self.rate))
 
   @property
@@ -70,7 +70,7 @@ def census(
     run: the run.
     images: uint8 [n, height, width, channels].
     nearest: number of nearest images to find for each center, at most n.
-    labels: the true classes, int [n]. If they are given, a center also counts as dead if its coefficients get no
+    labels: the true classes, int [n]. If they are given, a center also counts as dead if its coefficient gets no
       gradient.
   """
   found: dict[str, list[dict[str, np.ndarray]]] = {}
@@ -84,9 +84,10 @@ def census(
 
 
 def coefficient_gradients(run: TrainedRun, images: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
-  """Return for each block the greatest |gradient| of the loss with respect to a center's coefficients, [U].
+  """Return for each block the greatest |gradient| of the loss with respect to each center's coefficient, [U].
 
-  The loss is the mean over a batch of images. The maximum is over the coefficients of a center and over the batches.
+  The loss is the mean over a batch of images. The greatest value is taken over the coefficient's entries and over the
+  batches.
 
   Args:
     run: the run.
@@ -120,10 +121,9 @@ def _gradients(
 
 @functools.partial(jax.jit, static_argnums=3)
 def _reduced(responses: jax.Array, log_kernels: jax.Array, real: jax.Array, nearest: int) -> dict[str, jax.Array]:
-  """Compute the parts of a `Census` that come from one batch, given the responses and log K, both [B, N, U].
+  """Return what `_census` needs from one batch: sums over its tokens, and the nearest images of each center.
 
-  They are sums over the tokens, and for each center the k = `nearest` images of the batch that are nearest to it,
-  [U, k]. Images with `real` False are padding.
+  Both `responses` and `log_kernels` are [B, N, U]. Images with `real` False are padding.
   """
   units = log_kernels.shape[-1]
   share = jax.nn.softmax(log_kernels, axis=-1)
@@ -148,7 +148,7 @@ def _reduced(responses: jax.Array, log_kernels: jax.Array, real: jax.Array, near
 def _census(parts: Sequence[Mapping[str, np.ndarray]], nearest: int, gradient: np.ndarray | None) -> Census:
   """Combine the results of `_reduced` for all batches into a census.
 
-  `gradient` has the greatest gradient of each center's coefficients, [U] (`coefficient_gradients`). None: unknown.
+  `gradient` is the result of `coefficient_gradients` for the block, [U], or None if it is unknown.
   """
   joined = {name: np.concatenate([part[name] for part in parts], axis=1) for name in ('image', 'token', 'log_kernel')}
   order = np.argsort(-joined['log_kernel'], axis=1, kind='stable')[:, :nearest]
@@ -167,7 +167,7 @@ def _census(parts: Sequence[Mapping[str, np.ndarray]], nearest: int, gradient: n
 
 
 def purity(labels: np.ndarray, found: Census) -> np.ndarray:
-  """Return the shares [U]: for each center, the share of the most common class among its nearest images."""
+  """Return for each center the share of the most common class among its nearest images, [U]."""
   classes = labels[found.images]
   return np.array([np.bincount(row).max() / len(row) for row in classes])
 
@@ -175,15 +175,15 @@ def purity(labels: np.ndarray, found: Census) -> np.ndarray:
 def random_tokens(
   run: TrainedRun, images: np.ndarray, found: Mapping[str, Census], nearest: int = NEAREST
 ) -> dict[str, Census]:
-  """Compute the census with random tokens in place of the centers. This is the control for `census`.
+  """Compute the census with random tokens of the images in place of the centers, as a control for `census`.
 
-  For the census of a block, only the centers of this block are replaced. So the input of the block is the same as in
+  For the census of a block, only the centers of this block are replaced. So the block has the same inputs as in
   `found`. The nearest images of a random token do not include the token's own image.
 
   Args:
     run: the run.
     images: the images of the census `found`.
-    found: the census of every block.
+    found: the census of every block with the run's own centers.
     nearest: number of nearest images to find for each random token.
   """
   random = np.random.default_rng(0)
@@ -209,7 +209,7 @@ def overlap(one: Census, other: Census) -> np.ndarray:
 
 
 def project_centers(run: TrainedRun, images: np.ndarray, found: Mapping[str, Census]) -> Any:
-  """Move every center onto its nearest training token, as prototypes in ProtoPNet (Chen et al. 2019).
+  """Move every center onto the token of the images that is nearest to it, as in ProtoPNet (Chen et al. 2019).
 
   Args:
     run: the run.
@@ -244,11 +244,11 @@ def _move_centers(run: TrainedRun, images: np.ndarray, chosen: Mapping[str, tupl
 
 
 def class_scores(run: TrainedRun, block: str) -> np.ndarray:
-  """Return the effects [U, classes] of the centers' coefficients on the class scores of the head.
+  """Apply the final LayerNorm and the head to each center's coefficient. Return the scores [U, classes].
 
-  Later blocks are skipped. The final LayerNorm subtracts the mean and multiplies by its scale. Its division
-  by the standard deviation is left out, because it differs between tokens. So the scores of a center rank the
-  classes, but are not logits. Their mean over the classes is 0.
+  Later blocks and all biases are left out. So is the division by the standard deviation in the LayerNorm, because it
+  differs between tokens. The scores of a center therefore rank the classes, but are not logits. Their mean over the
+  classes is 0.
   """
   params = run.params
   coefficients = np.asarray(params[block]['stage2']['coefficients'], np.float64)

@@ -3,8 +3,8 @@
 python -m hbf.analysis.corruption_study --run=runs/claim/cifar10-hyperbf-0 --run=runs/claim/cifar10-vit-swiglu-0 …
 python -m hbf.analysis.corruption_study --report   # draws the table and the picture again, from stored numbers
 
-The runs of one model are its seeds. Each corruption is stored when it is measured. A second call goes on after the
-last stored corruption.
+Give one run for each model and seed. The accuracies for a corruption are stored when they are measured. A second call
+measures only those that are not stored.
 
 docs/research/corruptions.md explains the results.
 """

@@ -49,8 +49,8 @@ class Setting:
   Attributes:
     name: title of the setting's row in the table.
     stage2: options of stage 2 that differ from the config's.
-    as_published: True to initialize like the authors' code. The gain is then 1, and the coefficients are drawn as in
-      a PyTorch linear layer.
+    as_published: True to initialize like the authors' code: coefficients are drawn as in a PyTorch linear layer, and
+      the log-gain is 0.
   """
 
   name: str

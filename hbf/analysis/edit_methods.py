@@ -1,8 +1,9 @@
 """Methods to edit a network, for a comparison: centers of a HyperBF, and other methods.
 
-An example is an image, or a context in a text, whose answer is the next token. An edit corrects the answer to one
-example. With E edits, the logits of an example x become z(x) + Σ_a R_a(x) c_a. The coefficients c_a of edit a are a
-change of the logits. The response R_a(x) is 1 if x is the example of edit a. Methods differ in R:
+An example is an image, or the first tokens of a text. The answer to the first tokens of a text is the next token. An
+edit corrects the answer to one example. With E edits, the logits of an example x become z(x) + Σ_a R_a(x) c_a. The
+coefficients c_a of edit a are a change of the logits. The response R_a(x) is 1 if x is the example of edit a. Methods
+differ in R:
 
     HyperBF      a ball with a soft edge, max(0, 1 − r²/ρ²), or a Gaussian, around the example's point
     ReLU neuron  a hidden unit of an MLP, relu(w·p − b) for a point p, scaled to 1 at the example
@@ -11,7 +12,9 @@ change of the logits. The response R_a(x) is 1 if x is the example of edit a. Me
     lookup       1 for exactly this example, 0 for all others
 
 The point of an image is the mean of its tokens after the first half of the blocks (`hbf.models.edited.Observed`). The
-point of a context is the vector of its last token in one of the network's layers (`hbf.editing.places`).
+point of the first tokens of a text is the last of these tokens in one of the network's layers (`hbf.editing.places`).
+
+A trial is a choice of a method's options.
 """
 
 import dataclasses
@@ -28,11 +31,11 @@ REPLACED = 1e4  # a change of the logits that replaces any answer
 
 
 class Trial(NamedTuple):
-  """The options of a method.
+  """Values of the two options of a method.
 
   Attributes:
     reach: size of the region in which an edit acts, in a unit that depends on the method. For the rank-one update it
-      is the ridge.
+      is the ridge of the least squares.
     margin: the wanted lead after the edit: the edited example's logit for its label minus the greatest other logit.
   """
 
@@ -46,7 +49,7 @@ class Base:
 
   Attributes:
     guard: the network's outputs for guarded examples. These are training examples whose answers should not change.
-    metric: a metric W [D, D] in which copies of an example are near (`hbf.editing.guard.metric_of`).
+    metric: the metric of copies, W [D, D] (`hbf.editing.guard.metric_of`).
   """
 
   guard: Observed
@@ -80,10 +83,14 @@ def _identity(base: Base) -> np.ndarray:
 
 
 def _radial(kernel: Callable[[np.ndarray], np.ndarray], metric: Callable[[Base], np.ndarray]) -> Respond:
-  """Return a function that computes the responses K(r²/ρ²), where r is the distance from the point of an edit.
+  """Return a function that computes the responses K(r²/ρ²), where ρ is the radius of an edit.
 
-  The radius ρ of an edit is `reach` times the distance that `nearest_other` returns for it. `metric` is a function
-  that returns the metric of these distances.
+  The distance r is that between the points of an example and of the edited example. The radius is `reach` times the
+  distance that `nearest_other` returns for the edited example.
+
+  Args:
+    kernel: K.
+    metric: function that returns the metric of all these distances.
   """
 
   def respond(base: Base, edited: Observed, labels: np.ndarray, others: Observed, reach: float) -> np.ndarray:
@@ -120,9 +127,9 @@ def _ball(metric: Callable[[Base], np.ndarray]) -> Respond:
 def _neuron(norm_1: bool) -> Respond:
   """Return a function that computes the responses of ReLU neurons, one for each edit.
 
-  The weights of a neuron point to the edited example. With a `reach` of 1, the bias is chosen so that the response to
-  guarded examples with another answer is 0, if any bias can do this. With a greater `reach`, a neuron responds to
-  more examples.
+  The weights of a neuron point to the edited example. The argument `reach` of the function sets the bias. If it is 1,
+  the neuron does not respond to guarded examples with another answer, if any bias can do this. If it is greater, the
+  neuron responds to more examples.
 
   Args:
     norm_1: True to scale the points to norm 1 first.
@@ -144,9 +151,10 @@ def _neuron(norm_1: bool) -> Respond:
 
 
 def _rank_one(base: Base, edited: Observed, labels: np.ndarray, others: Observed, reach: float) -> np.ndarray:
-  """Return the responses of a rank-one update of the head: the update that changes the guarded logits least.
+  """Return the responses [m, n] of n other examples to m rank-one updates of the head.
 
-  `reach` is the ridge of the least squares, in units of the mean square of a feature.
+  An update corrects the answer to one of the m edited examples, and changes the logits of the guarded examples least.
+  `reach` is the ridge of the least squares, divided by the mean square of a feature.
   """
   del labels
   features = base.guard.features.astype(np.float64)
@@ -166,7 +174,7 @@ class Method:
   """A method and its trials.
 
   Attributes:
-    respond: function that computes the responses.
+    respond: function that computes the responses [m, n] of m edits for n examples.
     trials: the options to choose from: one for the lookup, twelve for every other method.
     replaces: True if an edit replaces the answer where its response is near 1. False if it adds to the logits.
     interpolates: True if the coefficients of all edits come from one linear system.
@@ -221,9 +229,9 @@ def in_order(
   """Edit examples one after the other. Return a function from n examples to their edited logits [n, C].
 
   An example gets no edit if earlier edits already corrected its answer. If the method interpolates, the coefficients
-  solve a linear system, so that every edited example x gets the logits z(x) plus `Method.changes`. Otherwise each
-  edit adds to the logits after the earlier edits. If the method replaces answers, only the edit with the greatest
-  response acts on an example.
+  solve a linear system, so that every edited example x gets the logits z(x) plus its row of `Method.changes`.
+  Otherwise each edit adds to the logits after the earlier edits. If the method replaces answers, only the edit with
+  the greatest response acts on an example.
 
   Args:
     method: the method.

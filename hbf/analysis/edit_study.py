@@ -67,9 +67,9 @@ class Split(NamedTuple):
 
 
 def open_split(restored: Restored, name: str, seed: int) -> Split:
-  """Read a split of a run, and make changed copies of the misclassified images.
+  """Load a split of a run, and make transformed copies of the misclassified images.
 
-  The copies measure if an edit generalizes. So no method of editing uses them.
+  The copies show whether an edit generalizes. So no method of editing uses them.
 
   Args:
     restored: the restored run.
@@ -88,7 +88,7 @@ def open_split(restored: Restored, name: str, seed: int) -> Split:
 
 
 def open_base(restored: Restored) -> Base:
-  """Read the guarded examples of a run, which are training images, and compute the metric from copies of them."""
+  """Load the guarded examples of a run, which are training images, and compute the metric from copies of them."""
   reader = Reader.of(restored.model, restored.params, restored.task)  # raises if the run is not on images
   assert isinstance(restored.task, Classification)
   images, _ = training_images(restored.task, restored.config.data.validation)
@@ -126,7 +126,8 @@ def tried(method: Method, base: Base, split: Split) -> list[dict[str, float]]:
 
   Returns:
     A dict for each trial, with the options of the trial. 'edited', 'copies' and 'changed' are the means of the
-    results of `alone`. 'many_copies' and 'many_others' are scores of `many` after the last edit.
+    results of `alone`. 'many_copies' and 'many_others' are 'copies' and 'others' of `many` after the
+    last edit.
   """
   found = []
   for trial in method.trials:
@@ -181,7 +182,7 @@ def many(method: Method, trial: Trial, base: Base, split: Split) -> list[dict[st
 def counts(split: Split) -> list[int]:
   """Return the numbers of edits after which the scores are measured.
 
-  They are the numbers in `EDITS`, but at most the number of misclassified images.
+  They are the numbers in `EDITS`. Those above the number of misclassified images are replaced by that number.
   """
   return sorted({min(count, len(split.wrong)) for count in EDITS})
 
@@ -239,7 +240,7 @@ class FineTuning:
   """Fine-tuning of all parameters on one image, until the answer to this image is right or for `STEPS` steps."""
 
   def __init__(self, restored: Restored) -> None:
-    """Make the functions of the run's network. JAX compiles them at their first call."""
+    """Prepare the logits and the fine-tuning of the run's network."""
     reader = Reader.of(restored.model, restored.params, restored.task)
     self._params, mean, std = reader.params, reader.mean, reader.std
 
@@ -308,8 +309,8 @@ def measure(workdir: pathlib.Path, options: dict[str, list[dict[str, float]]]) -
 
   Args:
     workdir: folder of a run of task classification with a validation split.
-    options: the scores of the trials of each method. If empty, the scores are measured on the validation split and
-      are added to `options`.
+    options: the results of `tried` for each method. If `options` is empty, they are measured on the validation split
+      and added to it.
 
   Raises:
     UserError: the run holds out no images, or cannot be restored (`hbf.training.restore.restore`).

@@ -1,8 +1,8 @@
 """Methods that add classes to a trained classifier from few images, in closed form, for a comparison.
 
-A method reads the features of images. These are the inputs of the classifier's head, and they do not change. It gets
-the training images of B base classes once, and then the images of N new classes. Its result is a score for each of
-the B + N classes. The methods:
+A method works on the features of images, which are the inputs of the classifier's head. The layers before the head do
+not change. A method gets the training images of B base classes once, and then the images of N new classes. Its result
+is a score for each of the B + N classes. A trial is a choice of a method's options. The methods:
 
     nearest class mean     the score is minus the squared distance to the mean of a class, or a cosine
     random ReLU features   ridge regression on relu(x R) with a random matrix R (ACIL, RanPAC)
@@ -46,7 +46,7 @@ class Labeled(NamedTuple):
     return Labeled(self.seen.at(rows), self.labels[rows])
 
   def below(self, classes: int) -> 'Labeled':
-    """Return the images of the classes below a number."""
+    """Return the images of the classes 0 to `classes` − 1."""
     return self.where(self.labels < classes)
 
 
@@ -72,7 +72,7 @@ def means_of(images: Labeled) -> np.ndarray:
 
 
 def joined(first: Labeled, second: Labeled) -> Labeled:
-  """Return the images of two sets."""
+  """Return the images of two sets as one set."""
   seen = (np.concatenate(pair) for pair in zip(first.seen, second.seen, strict=True))
   return Labeled(Observed(*seen), np.concatenate([first.labels, second.labels]))
 
@@ -101,7 +101,7 @@ class NearestMean(Method):
   """
 
   def learn(self, new: Labeled, trial: Trial) -> Scores:
-    """Return a function from images to minus their squared distances to the class means, or to their cosines."""
+    """Return a function from images to minus the squared distances to the class means, or the cosines with them."""
     center, means = self.base.seen.features.mean(axis=0), means_of(joined(self.base, new))
     if not trial['cosine']:
       return lambda seen: -squared(seen.features, means)
@@ -112,7 +112,7 @@ class NearestMeanInMetric(Method):
   """The nearest class mean in the metric of the base classes."""
 
   def learn(self, new: Labeled, trial: Trial) -> Scores:
-    """Return a function from images to minus their squared distances to the class means."""
+    """Return a function from images to minus the squared distances to the class means in the metric."""
     w, means = self._metric(trial['ridge']), means_of(joined(self.base, new))
     return lambda seen: -squared(seen.features @ w.T, means @ w.T)
 
@@ -131,7 +131,8 @@ class HeadAndCenters(NearestMeanInMetric):
     """Return a function from images to the logits of base and new classes.
 
     The logit of a new class c is the greatest base logit plus (d_b² − d_c² + e) / 2. Here d_c is the distance to the
-    center of class c, and d_b is the distance to the center of the head's answer b. The option `offset` sets e.
+    center of class c, and d_b is the distance to the center of the head's answer b. The option `offset` is e, divided
+    by the mean squared distance of a base image to the mean of its class.
     """
     near = super().learn(new, trial)
     size = -trial['offset'] * float(near(self.base.seen)[np.arange(len(self.base.labels)), self.base.labels].mean())
@@ -148,13 +149,14 @@ class HeadAndCenters(NearestMeanInMetric):
 class Ridge(Method):
   """Ridge regression of one-hot classes on the values of hidden units. Subclasses define the units.
 
-  Image i has the unit values H_i, the one-hot class Y_i and the weight w_i. The coefficients C minimize
-  Σ_i w_i ‖H_i C − Y_i‖² plus the ridge times ‖C‖². The normal equations are sums over images. So they can be updated
+  Image i has the unit values H_i and the one-hot class Y_i. Its weight w_i is n^−p if its class has n images, where p
+  is the option `balance`. The coefficients C minimize Σ_i w_i ‖H_i C − Y_i‖² + λ‖C‖². Here λ is the option `ridge`
+  times the mean of the diagonal of Σ_i w_i H_iᵀH_i. The normal equations are sums over images. So they can be updated
   image by image, and the result is that of all images at once (ACIL, GKEAL).
   """
 
   def __init__(self, base: Labeled) -> None:
-    """Store the base images. `learn` computes their part of the normal equations when it gets a new σ."""
+    """Store the base images."""
     super().__init__(base)
     self._codes = np.eye(base.labels.max() + 1, dtype=np.float32)[base.labels]
     self._sigma: float | None = None
@@ -164,9 +166,9 @@ class Ridge(Method):
     raise NotImplementedError
 
   def added(self, features: np.ndarray, new: np.ndarray, sigma: float) -> np.ndarray:
-    """Return the values [n, E] of a unit for each new image, for features [n, F]. By default there are no such units.
+    """Return the values [n, E] of E units, one at each new image, for features [n, F].
 
-    `new` has the features of the new images, [E, F].
+    By default there are no such units, and the result is [n, 0]. `new` has the features of the new images, [E, F].
     """
     del new, sigma
     return np.zeros((len(features), 0), np.float32)
@@ -200,6 +202,7 @@ class Ridge(Method):
     return scores
 
   def _read_base(self, sigma: float) -> None:
+    # The part of the base images in the normal equations is computed only once for each σ.
     if self._sigma != sigma:
       self._hidden, self._sigma = self.fixed(self.base.seen.features, sigma), sigma
       self._moment, self._target = self._hidden.T @ self._hidden, self._hidden.T @ self._codes
@@ -209,10 +212,8 @@ class RandomFeatures(Ridge):
   """Random ReLU features with ridge regression (ACIL, Zhuang et al. 2022; RanPAC, McDonnell et al. 2023)."""
 
   def fixed(self, features: np.ndarray, sigma: float) -> np.ndarray:
-    """Return relu(x R), where R has normal random entries.
-
-    The scale of R does not matter, because the ridge is relative to the mean of the diagonal.
-    """
+    """Return relu(x R) [n, M] for features x, where R [F, M] has normal random entries."""
+    # The scale of R does not matter, because λ (see `Ridge`) is proportional to its square.
     del sigma
     matrix = np.random.default_rng(SEED).normal(size=(features.shape[1], UNITS)).astype(np.float32)
     return np.maximum(features @ matrix, 0)
@@ -222,7 +223,10 @@ class GaussianKernels(Ridge):
   """Gaussians around random base images with ridge regression (GKEAL, Zhuang et al. 2023)."""
 
   def __init__(self, base: Labeled) -> None:
-    """Store the base images. Draw the centers, and measure the median distance between those of different classes."""
+    """Store the base images, and draw centers from them.
+
+    The unit of σ is the median distance between two centers of different classes.
+    """
     super().__init__(base)
     self.metric = self.make_metric()
     rows = np.random.default_rng(SEED).permutation(len(base.labels))[:UNITS]
@@ -262,7 +266,7 @@ class HyperBFBesideHead(HyperBFInMetric):
   """A HyperBF beside the head. The logits of base classes do not change.
 
   The centers are the new images. The coefficients solve a linear system: at each new image, the logit of its class is
-  the greatest base logit plus a margin, and the logits of the other new classes are 0.
+  the greatest base logit plus the option `margin`, and the logits of the other new classes are 0.
   """
 
   def learn(self, new: Labeled, trial: Trial) -> Scores:
@@ -319,7 +323,7 @@ METHODS = {
 
 
 def sessions(new: Labeled, base: int, classes: int) -> Iterator[Labeled]:
-  """Yield the images of the new classes so far: none before the first session, then more after each session.
+  """Yield no images at first. After each session, yield the images of all new classes that were learned so far.
 
   Args:
     new: the images of all new classes.

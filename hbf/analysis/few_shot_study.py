@@ -1,4 +1,4 @@
-"""Measurement of new classes from few images, and of forgetting in training on tasks one after the other.
+"""Measurement of learning new classes from few images, and of forgetting in training on tasks one after the other.
 
 python -m hbf.analysis.few_shot_study                # trains networks on CIFAR-100 and CIFAR-10: an hour on a CPU
 python -m hbf.analysis.few_shot_study --report       # draws the table and the picture again, from stored numbers
@@ -56,7 +56,7 @@ HIDDEN = -1e4  # bias of a class that is not learned yet
 
 
 class Parts(NamedTuple):
-  """Images of four parts, as pairs of images and labels or as `Labeled`.
+  """Four sets of images. Each is a pair of images and labels, or a `Labeled`.
 
   Attributes:
     base: the training images of the base classes.
@@ -115,7 +115,7 @@ def few_images(labels: np.ndarray, seed: int, count: int = SHOTS) -> np.ndarray:
 
 
 def pretended(base: Labeled, seed: int) -> tuple[Labeled, Labeled]:
-  """Divide base images into two parts, so that options can be chosen without images of the new classes.
+  """Return two parts of the base images, so that options can be chosen without images of the new classes.
 
   The last `PRETENDED` base classes act as new classes. The second part has `SHOTS` images of each of them. The first
   part has all images of the other classes.
@@ -126,7 +126,7 @@ def pretended(base: Labeled, seed: int) -> tuple[Labeled, Labeled]:
 
 
 def known_only(images: Labeled) -> Labeled:
-  """Remove the logits of the base classes that act as new classes."""
+  """Remove the logits of the base classes that act as new classes in `pretended`."""
   return images._replace(seen=images.seen._replace(logits=images.seen.logits[:, : BASE - PRETENDED]))
 
 
@@ -136,9 +136,9 @@ def accuracy(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def after_session(scores: Scores, test: Labeled, known: int) -> dict[str, float]:
-  """Return the accuracies of a classifier on the test images of the first `known` classes (`of_scores`).
+  """Return the results of `of_scores` for the test images of the first `known` classes.
 
-  The possible answers are these classes.
+  `scores` has these classes only, so they are the possible answers.
   """
   seen = test.below(known)
   return of_scores(scores(seen.seen), seen.labels)
@@ -177,13 +177,14 @@ def chosen(seen: Parts, seed: int) -> dict[str, dict[str, Any]]:
 class FineTuning:
   """Fine-tuning of all parameters on the images of each session.
 
-  The head has all classes from the start. A class that is not learned yet has a bias of `HIDDEN`. When a session
-  begins, the weights of its classes become the mean features of their images, with the mean norm of the weights of
-  the base classes (Qi et al. 2018, "Low-shot learning with imprinted weights").
+  The head has all classes from the start. A class that is not learned yet is hidden: its bias is `HIDDEN`. When a
+  session begins, the weights of each of its classes become the mean feature of the images of the class. They are
+  scaled to the mean norm of the weights of all earlier classes (Qi et al. 2018, "Low-shot learning with imprinted
+  weights").
   """
 
   def __init__(self, restored: Restored, classes: int) -> None:
-    """Make the functions that JAX compiles at their first call. `classes` is the final number of classes."""
+    """Prepare the logits, the features and the fine-tuning. `classes` is the number of all classes in the end."""
     self._reader, self._classes = Reader.of(restored.model, restored.params, restored.task), classes
     model, mean, std = self._reader.model.clone(classes=classes), self._reader.mean, self._reader.std
 
@@ -213,7 +214,7 @@ class FineTuning:
     return params | {'head': {name: jnp.asarray(value) for name, value in head.items()}}
 
   def learn(self, params: Any, images: np.ndarray, labels: np.ndarray, known: int, rate: float) -> Any:
-    """Return the parameters after fine-tuning on the images of a session. `known` classes were learned before it."""
+    """Return the parameters after fine-tuning on the images of a session, before which there were `known` classes."""
     kernel, bias = (np.array(params['head'][name]) for name in ('kernel', 'bias'))
     features = np.asarray(self._features(params, images))
     means = np.stack([features[labels == label].mean(axis=0) for label in np.unique(labels)])
@@ -231,7 +232,8 @@ class FineTuning:
   def after_sessions(self, known: int, images: np.ndarray, labels: np.ndarray, rate: float) -> Iterator[Any]:
     """Yield the parameters before the first session and after each session.
 
-    The sessions learn the classes from `known` on, from the images of these classes. Images are sorted by class.
+    The sessions learn the classes `known`, `known` + 1, and so on. `images` are images of these classes, sorted by
+    class.
     """
     params = self.start(known)
     yield params
@@ -258,7 +260,7 @@ def chosen_rate(restored: Restored, images: Parts, seed: int) -> dict[str, Any]:
 
 
 def thinned(images: Pair, count: int) -> Pair:
-  """Return `count` images of each class."""
+  """Return `count` random images of each class, sorted by class."""
   rows = few_images(images[1], 0, count)
   return images[0][rows], images[1][rows]
 
@@ -292,7 +294,7 @@ def measure(model: str, images: Splits, folder: pathlib.Path, draws: int) -> lis
     model: the name of the network.
     images: the images of all classes.
     folder: the run folder of the network.
-    draws: number of draws of the order of the new classes and of their images.
+    draws: number of draws. Each has another random order of the new classes, and other images of them.
   """
   images = split_cifar.renamed(images, SEED)
   restored = trained(model, SEED, images, folder)

@@ -33,7 +33,7 @@ class LabeledImages(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ImageRun(RestoredRun):
-  """The network of a run on images at a checkpoint, and the images of the run."""
+  """The classifier of a run at a checkpoint, and the images of the run."""
 
   @classmethod
   def check(cls, workdir: pathlib.Path) -> None:

@@ -71,7 +71,7 @@ def effect(
     params: the parameters after an intervention.
     images: uint8 [n, height, width, channels].
     labels: the true classes [n].
-    model: the network after the intervention, if it has other units (`hbf.analysis.unit_params.add`).
+    model: the network after the intervention, if it has more units than before (`hbf.analysis.unit_params.add`).
   """
   return compare(run.logits(images), run.with_params(params, model).logits(images), labels)
 
@@ -194,7 +194,7 @@ class Curve(NamedTuple):
   """The probability of each image's answer while more and more units of the last block are silenced.
 
   Attributes:
-    gone: the fraction of silenced units at each of S points, from 0 to 1, [S].
+    gone: the fractions of silenced units at which the probability is measured, from 0 to 1, [S].
     probability: the probability of the class that the whole network answers, [n, S].
   """
 
@@ -258,7 +258,8 @@ def removal(run: TrainedRun, units: LastUnits, order: np.ndarray) -> Curve:
 def removals(run: TrainedRun, units: LastUnits) -> dict[str, Curve]:
   """Return a curve for each definition of importance, and a curve for random orders as a control.
 
-  For a definition, the most important unit is silenced first. The curve 'random' is the mean of three random orders.
+  For a definition, the most important unit is silenced first. The curve 'random' is the mean curve of three random
+  orders.
 
   Args:
     run: the run.

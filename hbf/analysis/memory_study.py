@@ -44,8 +44,8 @@ class Damage(NamedTuple):
   """A kind of damage to images.
 
   Attributes:
-    known: 1 for a visible pixel, 0 for a hidden pixel, [D].
-    noise: standard deviation of the noise that is added to all pixels, in standard deviations of a pixel.
+    known: 1 for a known pixel, 0 for a hidden pixel, [D].
+    noise: standard deviation of the noise that is added to all pixels, divided by the standard deviation of a pixel.
   """
 
   known: np.ndarray
