@@ -263,7 +263,7 @@ class ImageTask(Task):
     return ModelBatch(normalize(examples['image'], self.mean, self.std), (examples['label'], examples['mask']))
 
   def mean_of(self, values: jax.Array, targets: Any) -> jax.Array:
-    """Return the mean of `values`, one for each prediction in a batch, [B] or [B, K]."""
+    """Return the mean of `values`, [B] or [B, K], which has a number for each prediction in a batch."""
     del targets
     return values.mean()
 

@@ -218,7 +218,7 @@ class MaskedToken(Language):
 
   @property
   def predictions(self) -> int:
-    """The number of tokens that are masked in a window: 15% of them, and at least one."""
+    """The number of tokens that are masked in a window: 15% of its tokens, and at least one."""
     return max(1, round(MASKED * self.length))
 
   def make_model(self, model: ConfigDict) -> nn.Module:

@@ -102,11 +102,9 @@ def windows(text: Tokens, index: jax.Array) -> tuple[jax.Array, jax.Array]:
 def shifted_windows(key: jax.Array, text: Tokens, index: jax.Array) -> jax.Array:
   """Return windows that begin at random positions in the text, each followed by the next token.
 
-  So the text is cut at other positions in every epoch. Window w begins at a random position among w·T, …,
-  (w + 1)·T − 1. If it would then exceed the text of L tokens, it begins at a random one of all L − T possible
-  positions instead.
-  Over an epoch, windows begin at every possible position with equal probability. The random numbers of window w
-  depend only on `key` and w.
+  Window w begins at a random position from w·T to (w + 1)·T − 1. If it would then extend beyond the text of L tokens,
+  it begins instead at a random position from 0 to L − T − 1. So in an epoch, windows begin at each of these L − T
+  positions with equal probability. The random numbers of window w depend only on `key` and w.
 
   Args:
     key: random key of this step.
