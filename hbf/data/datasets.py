@@ -191,7 +191,7 @@ def _open_prepared(request: DataRequest) -> Dataset:
 
 
 def _refuse_arrays(request: DataRequest) -> Dataset:
-  """Raise UserError for a config whose data set is arrays in memory, which no path leads to."""
+  """Raise UserError, because a config cannot say where arrays in memory are."""
   raise UserError(
     f'the data set is {request.name} in memory, not in a folder: give the arrays as data=hbf.ArrayData(…)'
   )

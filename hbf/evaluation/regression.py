@@ -60,7 +60,7 @@ def of_each(targets: np.ndarray, predictions: np.ndarray) -> dict[str, np.ndarra
 
 
 def determination_terms(targets: np.ndarray, predictions: np.ndarray) -> np.ndarray:
-  """Return a number for each image, [n]. The mean of these numbers is the mean over the targets of R²."""
+  """Return a number for each image, [n]. The mean of these numbers is the mean of R² over the targets."""
   return determination_terms_of_each(targets, predictions).mean(axis=1)
 
 

@@ -58,7 +58,7 @@ class ImageTask(Task):
 
   `ModelBatch.targets` are two arrays. The first has the targets of the images, as the data set stores them: classes,
   int32 [B], or labels or values, float32 [B, K]. In training, the second has the targets of the loss, float32 [B, K]
-  (`loss_targets`). They are mixed if images are. In evaluation, the second is a mask, bool [B], False for padding.
+  (`loss_targets`), mixed like the images. In evaluation, the second is a mask, bool [B], False for padding.
 
   K is the number of labels or values, or the number of classes.
 

@@ -132,7 +132,10 @@ class Language(Task):
     """
 
   def mean_of(self, values: jax.Array, targets: Any) -> jax.Array:
-    """Return the mean of `values` [B, T] over the predictions that count. Every window must have equally many."""
+    """Return the mean of `values` [B, T] over the predictions that count.
+
+    Every window must have the same number of predictions that count.
+    """
     labels, counted = targets
     return jnp.sum(values, where=counted) / (len(labels) * self.predictions)
 

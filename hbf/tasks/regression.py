@@ -138,7 +138,7 @@ class Regression(ImageTask):
 
   @staticmethod
   def example_scores(per_example: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return a number for each image, [n]. The mean of these numbers is the mean over the targets of R².
+    """Return a number for each image, [n]. The mean of these numbers is the mean of R² over the targets.
 
     See `hbf.evaluation.regression.determination_terms`.
     """
@@ -146,5 +146,8 @@ class Regression(ImageTask):
 
 
 def in_units(outputs: jax.Array, mean: Sequence[float], std: Sequence[float]) -> jax.Array:
-  """Return the values in the units of the data, [B, K], from standardized values, mean and deviation of targets."""
+  """Return `outputs` [B, K], which are standardized values, in the units of the data.
+
+  The arguments `mean` and `std` have the mean and the standard deviation of each target.
+  """
   return outputs * jnp.asarray(std) + jnp.asarray(mean)

@@ -61,11 +61,12 @@ def operate(
 
 
 def jitter(key: jax.Array, image: jax.Array, brightness: float, contrast: float, saturation: float) -> jax.Array:
-  """Change brightness, then contrast, then saturation.
+  """Change first the brightness, then the contrast, then the saturation of an image by random factors.
 
-  The numbers `brightness`, `contrast` and `saturation` are strengths. Each operation has a random factor, uniform in
-  [1 − strength, 1 + strength]. torchvision's ColorJitter also draws the order at random, and it can change the hue.
+  The numbers `brightness`, `contrast` and `saturation` are strengths. A factor is uniform in [1 − strength,
+  1 + strength].
   """
+  # torchvision's ColorJitter also draws the order at random, and it can change the hue.
   strengths = jnp.array([brightness, contrast, saturation])
   factors = to_factor(1 + strengths * jax.random.uniform(key, (3,), minval=-1.0))
   image = blend(0, image, factors[0])

@@ -73,12 +73,12 @@ def mix(
   Args:
     key: random key of this step.
     images: uint8 [B, H, W, C].
-    targets: probabilities of the classes, float32 [B, classes].
+    targets: targets of the loss, float32 [B, K], such as the probabilities of K classes.
     index: index of each image's example in the data set, int32 [B].
     entries: the kinds of mixtures, from `read_mix`.
 
   Returns:
-    The mixed images, float32 [B, H, W, C] from 0 to 255, and the mixed targets, float32 [B, classes].
+    The mixed images, float32 [B, H, W, C] from 0 to 255, and the mixed targets, float32 [B, K].
   """
   if not entries:
     return images.astype(jnp.float32), targets

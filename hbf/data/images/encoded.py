@@ -42,7 +42,7 @@ class EncodedSource(abc.ABC):
 
   @abc.abstractmethod
   def facts(self) -> Iterable[bytes]:
-    """Return those facts about all examples that can be read quickly, as bytes for a fingerprint."""
+    """Return facts about all examples that can be read quickly, such as the sizes of files, as bytes."""
 
   def decode(self, index: int) -> np.ndarray:
     """Return a decoded image, uint8 [height, width, 3]."""

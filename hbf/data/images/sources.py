@@ -92,7 +92,7 @@ class Blank:
 
 @dataclasses.dataclass(frozen=True)
 class Subset:
-  """A source of the examples `indices`, int [n], of another source, in this order."""
+  """A source of some examples of another source, in the order of their `indices` in that source, int [n]."""
 
   source: Source
   indices: np.ndarray

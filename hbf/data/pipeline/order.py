@@ -83,8 +83,8 @@ _BLOCKS, _CLASSES = 2**62, 2**63
 class BalancedOrder:
   """An endless stream in which all classes are equally frequent, cut into batches.
 
-  The stream consists of blocks. A block has one example of every class, in a shuffled order. The examples of a class
-  of n examples are shuffled anew after every n blocks, so they are equally frequent too.
+  The stream consists of blocks. A block has one example of every class, in a shuffled order. A class of n examples is
+  shuffled anew after every n blocks, so its examples are equally frequent too.
 
   Attributes:
     seed: seed of the permutations.
