@@ -55,8 +55,8 @@ def separation(inside: np.ndarray, outside: np.ndarray) -> Separation:
   The confidence interval of the AUROC is computed for the logarithm of its odds, with DeLong's variance (1988). So
   its bounds stay within 0 to 100. If the score separates all examples, DeLong's variance is 0, and Newcombe's
   interval (2006) is used instead. The interval of the FPR includes the error of the estimated threshold. In
-  simulations, 94 to 99% of the intervals contain the true value. If the AUROC is above 99.9, it depends on few
-  examples, and 90% of its intervals do.
+  simulations, 94 to 99% of the intervals contain the true value. For an AUROC above 99.9, which depends on few
+  examples, 90% of the intervals contain it.
 
   Args:
     inside: scores of examples like the training images, [n].

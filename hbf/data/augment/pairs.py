@@ -118,7 +118,7 @@ def _weights(key: jax.Array, size: tuple[int, int], entries: Sequence[Entry]) ->
 
 
 def beta(key: jax.Array, alpha: float) -> jax.Array:
-  """Draw a number from the distribution Beta(alpha, alpha), like `jax.random.beta`, but without a loop."""
+  """Draw a number from the distribution Beta(alpha, alpha), without the loop of `jax.random.beta`."""
   # The number is (1 + T/√(ν + T²))/2, where T has Student's distribution with ν = 2 alpha degrees of freedom. Bailey
   # (1994) gives a formula for T. `jax.random.beta` loops until all draws of the batch are accepted. Such a loop is
   # slow to compile, and devices would wait for one another.
