@@ -96,8 +96,8 @@ def _as_dataset(opened: Any, request: DataRequest) -> Dataset:
     request: the request that the function got.
 
   Raises:
-    UserError: `opened` is something else. Or it lacks a split of the request, or its targets or its images have
-      another kind or size than the request says.
+    UserError: `opened` is something else. Or it lacks a split of the request, or it has targets of another kind or
+      images of another size than the request says.
   """
   dataset = from_arrays(opened) if isinstance(opened, ArrayData) else opened
   if not isinstance(dataset, Dataset):

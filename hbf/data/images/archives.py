@@ -128,7 +128,7 @@ def download(published: Published, directory: str) -> str:
 
 @contextlib.contextmanager
 def temporary(directory: str) -> Iterator[IO[bytes]]:
-  """Make a temporary file for a `with` statement, which removes it at its end unless the file has been renamed."""
+  """Make a temporary file. At the end of the `with` statement, it is removed unless it has been renamed."""
   with tempfile.NamedTemporaryFile(dir=directory, prefix='incomplete.', delete=False) as file:
     try:
       yield file
