@@ -92,7 +92,7 @@ class Blank:
 
 @dataclasses.dataclass(frozen=True)
 class Subset:
-  """A source of some examples of another source, in the order of their `indices` in that source, int [n]."""
+  """A source of some examples of another source. `indices`, int [n], selects the examples and gives their order."""
 
   source: Source
   indices: np.ndarray

@@ -62,8 +62,8 @@ def find_shards(request: DataRequest, ending: str) -> dict[str, tuple[str, ...]]
   The shards are in the folder `root` of the request. If it has none, they are in its subfolder `data`.
 
   Raises:
-    UserError: the folder or a split does not exist. Or a shard is missing, because the names of the others count it,
-      as train-00000-of-00002 counts two shards.
+    UserError: the folder or a split does not exist. Or a shard is missing: train-00000-of-00002, for example, says
+      that there are two shards.
   """
   folder = root_folder(request.root, f'train-*.{ending} and test-*.{ending}')
   folders, files = list_folder(folder)
