@@ -91,11 +91,13 @@ def _refuse_shared_validation(validation_split: str, test_split: str) -> None:
 def _as_dataset(opened: Any, request: DataRequest) -> Dataset:
   """Return the data set that a function opened, if it fits the request.
 
-  A user's own function may have returned `ArrayData` instead of `Dataset`.
+  Args:
+    opened: what the function returned: a `Dataset`, or the `ArrayData` of a user's own function.
+    request: the request that the function got.
 
   Raises:
-    UserError: the function returned something else. Or the data set lacks a split, or has targets of another kind or
-      images of another size than the request.
+    UserError: `opened` is something else. Or it lacks a split of the request, or it has targets of another kind or
+      images of another size than the request says.
   """
   dataset = from_arrays(opened) if isinstance(opened, ArrayData) else opened
   if not isinstance(dataset, Dataset):
@@ -142,10 +144,15 @@ def _check_example(name: str, dataset: Dataset) -> None:
 
 
 def describe(name: str, dir: str, image_size: int | None) -> Dataset | None:
-  """Return black images as a substitute for a data set that is not prepared; see `load` for the arguments.
+  """Return black images, as many and as large as those of a data set that is not prepared yet.
 
-  The number and the size of the images are those of the data set. Return None if the data set is prepared, or if
-  number and size are not known before it is prepared.
+  With these images, the programs of a run can be compiled before the data set is downloaded. The result is None if
+  the data set is prepared, or if hbf does not know the number and the size of its images.
+
+  Args:
+    name: name of the data set.
+    dir: the TFDS data directory.
+    image_size: as in `load`.
 
   Raises:
     UserError: the images of the data set vary in size, and no `image_size` is given.
@@ -184,7 +191,7 @@ def _open_prepared(request: DataRequest) -> Dataset:
 
 
 def _refuse_arrays(request: DataRequest) -> Dataset:
-  """Raise UserError: arrays in memory have no path that a config could name."""
+  """Raise UserError, because a config cannot say where arrays in memory are."""
   raise UserError(
     f'the data set is {request.name} in memory, not in a folder: give the arrays as data=hbf.ArrayData(…)'
   )

@@ -69,7 +69,8 @@ def detail(labels: np.ndarray, logits: np.ndarray, names: Sequence[str]) -> dict
 def mean_precision_terms(labels: np.ndarray, logits: np.ndarray) -> np.ndarray:
   """Return a number for each image, [n]. The mean of these numbers is the mean average precision, from 0 to 1.
 
-  They are the means of `average_precision_terms` over the labels that some image has. If there are none, they are 0.
+  Each number is the mean over the labels of the number from `average_precision_terms`. Labels that no image has are
+  left out. If no image has any label, all numbers are 0.
 
   Args:
     labels: 0 or 1, [n, K].
@@ -81,12 +82,13 @@ def mean_precision_terms(labels: np.ndarray, logits: np.ndarray) -> np.ndarray:
 
 
 def average_precision_terms(truth: np.ndarray, scores: np.ndarray) -> np.ndarray | None:
-  """Return a number for each image, [n]. The mean of these numbers is the average precision of a label.
+  """Return a number for each image, [n]. The mean of these numbers is the average precision AP of a label.
 
-  The precision of an image is the fraction of images that have the label, among the images with at least its score.
-  The average precision AP is the mean precision of the images that have the label. The number of an image is
-  AP + n ∂AP/∂w at w = 1, where w is the weight of the image in AP (the infinitesimal jackknife, Jaeckel 1972).
-  So the variance of the numbers, divided by n, estimates the variance of AP, although AP is not a mean over images.
+  The variance of the numbers, divided by n, estimates the variance of AP (the infinitesimal jackknife, Jaeckel 1972).
+  For that, the number of an image is AP + n ∂AP/∂w at w = 1, where w is the weight of the image in AP.
+
+  AP is the mean precision at the images that have the label. The precision at an image is computed over all images
+  with at least the score of this image: it is the fraction of them that have the label.
 
   Args:
     truth: booleans [n]. True if the image has the label.
@@ -118,6 +120,6 @@ def _sums_from(values: np.ndarray) -> np.ndarray:
 def _f1(truth: np.ndarray, predicted: np.ndarray) -> float:
   """Return F1 of a label in percent, the harmonic mean of precision and recall, from booleans [n].
 
-  F1 is 0 if no image has the label and it is never predicted.
+  F1 is 0 if no image has the label and the label is never predicted.
   """
   return 200 * int((truth & predicted).sum()) / max(int(truth.sum()) + int(predicted.sum()), 1)

@@ -55,8 +55,8 @@ def separation(inside: np.ndarray, outside: np.ndarray) -> Separation:
   The confidence interval of the AUROC is computed for the logarithm of its odds, with DeLong's variance (1988). So
   its bounds stay within 0 to 100. If the score separates all examples, DeLong's variance is 0, and Newcombe's
   interval (2006) is used instead. The interval of the FPR includes the error of the estimated threshold. In
-  simulations the intervals contain the true value in 94 to 99 of 100 cases. An AUROC above 99.9 depends on few
-  examples, and its interval contains the true value in 90 of 100 cases.
+  simulations, 94 to 99% of the intervals contain the true value. For an AUROC above 99.9, which depends on few
+  examples, 90% of the intervals contain it.
 
   Args:
     inside: scores of examples like the training images, [n].
@@ -76,7 +76,7 @@ def separation(inside: np.ndarray, outside: np.ndarray) -> Separation:
 
 
 def auroc_difference(one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarray]) -> Estimate:
-  """Return the difference of two scores' AUROC on the same examples, with DeLong's paired interval.
+  """Return the AUROC of one score minus the AUROC of another on the same examples, with DeLong's paired interval.
 
   Args:
     one: values of the first score, for the examples inside [n] and the examples outside [m].
@@ -107,10 +107,10 @@ def _placements(inside: np.ndarray, outside: np.ndarray) -> tuple[float, tuple[n
   """Return the AUROC, and two arrays of shares: one for the examples inside [n], and one for those outside [m].
 
   The share of an example inside is the fraction of the examples outside with smaller scores. The share of an example
-  outside is the fraction of the examples inside with greater scores. Ties count half. The shares are computed from
-  ranks (Sun & Xu 2014): the rank among all examples, minus the rank among examples of the same kind, is the number of
-  examples of the other kind with smaller scores.
+  outside is the fraction of the examples inside with greater scores. Ties count half.
   """
+  # The shares are computed from ranks (Sun & Xu 2014). The rank among all examples, minus the rank among examples of
+  # the same kind, is the number of examples of the other kind with smaller scores.
   n, m = len(inside), len(outside)
   ranks = stats.rankdata(np.concatenate([inside, outside]))
   above = (ranks[:n] - stats.rankdata(inside)) / m
@@ -125,7 +125,10 @@ def _delong(inside: np.ndarray, outside: np.ndarray) -> tuple[float, float]:
 
 
 def _logit_interval(area: float, deviation: float) -> Estimate:
-  """Return the AUROC `area` with its interval, which is symmetric in log(area / (1 − area))."""
+  """Return the AUROC `area` with its interval, which is symmetric in log(area / (1 − area)).
+
+  The argument `deviation` is the standard deviation of `area`.
+  """
   odds, half = math.log(area / (1 - area)), _quantile() * deviation / (area * (1 - area))
   return Estimate(100 * area, *(100 * float(special.expit(odds + side * half)) for side in (-1, 1)))
 
@@ -145,12 +148,10 @@ def _interval_at_bound(area: float, n: int, m: int) -> Estimate:
 
 
 def _false_positives(inside: np.ndarray, outside: np.ndarray) -> Estimate:
-  """Return FPR95 with its interval, see `Separation`.
-
-  95% of all possible images inside exceed the true threshold. The number of given examples inside that lie below the
-  threshold is unknown, but has a binomial distribution. For each possible number, the rate has Jeffreys' Beta
-  distribution. The bounds of the interval are two quantiles of the mixture of these Beta distributions.
-  """
+  """Return FPR95 with its interval; see `Separation`."""
+  # 95% of all possible images inside exceed the true threshold. The number of given examples inside that lie below
+  # the threshold is unknown, but has a binomial distribution. For each possible number, the rate has Jeffreys' Beta
+  # distribution. The bounds of the interval are two quantiles of the mixture of these Beta distributions.
   n, m = len(inside), len(outside)
   fewest, most = stats.binom.interval(1 - 1e-9, n, 1 - KEPT)
   below = np.arange(int(fewest), min(int(most), n - 1) + 1)

@@ -27,7 +27,16 @@ def summarize(targets: np.ndarray, predictions: np.ndarray) -> dict[str, Any]:
 
 
 def detail(targets: np.ndarray, predictions: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-  """Return {'per_target': scores}, where scores has for each name a dictionary of the scores in `of_each`."""
+  """Return the scores of each target.
+
+  Args:
+    targets: the true values, [n, K].
+    predictions: the predicted values, [n, K].
+    names: names of the targets, [K].
+
+  Returns:
+    A dictionary with the key `per_target`. It has a dictionary for each name, with the scores `r2`, `rmse` and `mae`.
+  """
   scores = of_each(targets, predictions)
   return {
     'per_target': {
@@ -56,12 +65,14 @@ def determination_terms(targets: np.ndarray, predictions: np.ndarray) -> np.ndar
 
 
 def determination_terms_of_each(targets: np.ndarray, predictions: np.ndarray) -> np.ndarray:
-  """Return a number for each image and each target, [n, K]. The mean over the images is R² of the target.
+  """Return a number for each image and each target, [n, K]. The mean over the images is the target's R².
 
-  R² is 1 − E/V. E is the mean over the images of the squared errors e². V is the mean of d², where d is the deviation
-  of a true value from the mean of true values. The number of an image is R² − (e² − d² E/V) / V. This is
-  R² + n ∂R²/∂w at w = 1, where w is the weight of the image in R² (the infinitesimal jackknife, Jaeckel 1972).
+  For each target, the variance of the numbers, divided by n, estimates the variance of R² (the infinitesimal
+  jackknife, Jaeckel 1972). For that, the number of an image is R² + n ∂R²/∂w at w = 1, where w is the weight of the
+  image in R².
   """
+  # R² is 1 − E/V, where E is the mean of the squared errors e², and V is the mean of the squared deviations d² of the
+  # true values from their mean. So the number of an image is R² − (e² − d² E/V) / V.
   wide = targets.astype(np.float64)
   squares, deviations = np.square(predictions - wide), np.square(wide - wide.mean(axis=0))
   mean_square, variance = squares.mean(axis=0), deviations.mean(axis=0)

@@ -51,8 +51,8 @@ def print_parts(scores: Mapping[str, Mapping[str, Any]], part: str, console: Con
   """Print the scores of each label or target, one in each row.
 
   Args:
-    scores: a dict of scores for each name, such as `per_label` of `hbf.evaluation.multi_label.detail`.
-    part: the word for what has a name, such as 'label'.
+    scores: a dict of scores for each label or target, such as `per_label` of `hbf.evaluation.multi_label.detail`.
+    part: the word 'label' or 'target', for the title and the first column.
     console: the console to print to.
   """
   columns = [*next(iter(scores.values()))]

@@ -66,7 +66,10 @@ def health(peak: ArrayLike, mean: ArrayLike, deviation: ArrayLike, gradient: Arr
 
 
 def correlations(responses: ArrayLike) -> jax.Array:
-  """Return the correlations [U, U] of responses [M, U] over M tokens. They are 0 for a unit that does not vary."""
+  """Return the correlations [U, U] between the units' responses to M tokens, `responses` [M, U].
+
+  The correlations of a unit whose response does not vary are 0.
+  """
   responses = jnp.asarray(responses, jnp.float32)
   centered = responses - responses.mean(axis=0)
   norms = jnp.linalg.norm(centered, axis=0)
@@ -75,7 +78,14 @@ def correlations(responses: ArrayLike) -> jax.Array:
 
 
 def doubled(correlation: ArrayLike) -> jax.Array:
-  """Return True for units that respond like an earlier unit: booleans [U] from correlations [U, U]."""
+  """Return True for units whose correlation with an earlier unit is above DOUBLED.
+
+  Args:
+    correlation: correlations between the units' responses, [U, U].
+
+  Returns:
+    Booleans [U].
+  """
   return jnp.any(jnp.tril(jnp.asarray(correlation), -1) > DOUBLED, axis=1)
 
 

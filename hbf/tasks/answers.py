@@ -1,6 +1,7 @@
 """The form of a network's answer for an image.
 
-An answer has names with numbers: classes or labels with their probabilities, or targets with their values.
+An answer is a list of names with numbers: of classes or labels with their probabilities, or of quantities with their
+predicted values.
 """
 
 import dataclasses
@@ -19,9 +20,9 @@ class AnswerForm:
   Attributes:
     numbers: a function from a network's outputs to the numbers of an answer, both float64 [..., K], such as softmax.
     ranked: True if an answer lists the names with the largest numbers. False if it lists all names in their order.
-    many: the key in JSON for all names with their numbers, such as 'classes'.
-    one: the word for what has a name, such as 'class'.
-    number: the word for a number, such as 'probability'.
+    many: the key of the whole list in JSON, such as 'classes'.
+    one: the key of a name in JSON, such as 'class'.
+    number: the key of a number in JSON, such as 'probability'.
     form: the format of a number in tables.
   """
 

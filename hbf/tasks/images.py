@@ -58,7 +58,7 @@ class ImageTask(Task):
 
   `ModelBatch.targets` are two arrays. The first has the targets of the images, as the data set stores them: classes,
   int32 [B], or labels or values, float32 [B, K]. In training, the second has the targets of the loss, float32 [B, K]
-  (`loss_targets`). They are mixed if images are. In evaluation, the second is a mask, bool [B], False for padding.
+  (`loss_targets`), mixed like the images. In evaluation, the second is a mask, bool [B], False for padding.
 
   K is the number of labels or values, or the number of classes.
 
@@ -263,7 +263,7 @@ class ImageTask(Task):
     return ModelBatch(normalize(examples['image'], self.mean, self.std), (examples['label'], examples['mask']))
 
   def mean_of(self, values: jax.Array, targets: Any) -> jax.Array:
-    """Return the mean of `values`, one for each prediction in a batch, [B] or [B, K]."""
+    """Return the mean of `values`, [B] or [B, K], which has a number for each prediction in a batch."""
     del targets
     return values.mean()
 

@@ -139,7 +139,10 @@ class Language(Task):
     """
 
   def mean_of(self, values: jax.Array, targets: Any) -> jax.Array:
-    """Return the mean of `values` [B, T] over the predictions that count. Every window must have equally many."""
+    """Return the mean of `values` [B, T] over the predictions that count.
+
+    Every window must have the same number of predictions that count.
+    """
     labels, counted = targets
     return jnp.sum(values, where=counted) / (len(labels) * self.predictions)
 
@@ -225,7 +228,7 @@ class MaskedToken(Language):
 
   @property
   def predictions(self) -> int:
-    """The number of tokens that are masked in a window: 15% of them, and at least one."""
+    """The number of tokens that are masked in a window: 15% of its tokens, and at least one."""
     return max(1, round(MASKED * self.length))
 
   def make_model(self, model: ConfigDict) -> nn.Module:

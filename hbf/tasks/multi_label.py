@@ -66,5 +66,8 @@ class MultiLabel(ImageTask):
 
   @staticmethod
   def example_scores(per_example: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return a number for each image. Their mean is the score `map` in percent; see `mean_precision_terms`."""
+    """Return a number for each image, [n]. The mean of these numbers is the mean average precision in percent.
+
+    See `hbf.evaluation.multi_label.mean_precision_terms`.
+    """
     return 100 * mean_precision_terms(per_example['labels'], per_example['logits'])

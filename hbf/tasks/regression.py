@@ -72,7 +72,7 @@ class Regression(ImageTask):
     return {'target_mean': [*self.target_mean], 'target_std': [*self.target_std]}
 
   def outputs(self, logits: jax.Array) -> jax.Array:
-    """Return predicted values in the units of the data, from standardized values `logits`, both [B, K]."""
+    """Return predicted values [B, K] in the units of the data, from standardized values `logits` [B, K]."""
     return in_units(logits, self.target_mean, self.target_std)
 
   def measure(self, config: ConfigDict, train: Input | None) -> ConfigDict:
@@ -99,7 +99,7 @@ class Regression(ImageTask):
     return resolved
 
   def loss_targets(self, labels: jax.Array) -> jax.Array:
-    """Return the standardized values of the values `labels`, both [B, K]."""
+    """Return standardized values [B, K], from the values `labels` [B, K] in the units of the data."""
     return (labels - jnp.asarray(self.target_mean)) / jnp.asarray(self.target_std)
 
   def loss(self, logits: jax.Array, targets: Any) -> tuple[jax.Array, jax.Array]:
@@ -138,10 +138,16 @@ class Regression(ImageTask):
 
   @staticmethod
   def example_scores(per_example: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return a number for each image. Their mean is the mean R² of the targets; see `determination_terms`."""
+    """Return a number for each image, [n]. The mean of these numbers is the mean of R² over the targets.
+
+    See `hbf.evaluation.regression.determination_terms`.
+    """
     return determination_terms(per_example['targets'], per_example['predictions'])
 
 
 def in_units(outputs: jax.Array, mean: Sequence[float], std: Sequence[float]) -> jax.Array:
-  """Return the values in the units of the data, [B, K], from standardized values, mean and deviation of targets."""
+  """Return `outputs` [B, K], which are standardized values, in the units of the data.
+
+  The arguments `mean` and `std` have the mean and the standard deviation of each target.
+  """
   return outputs * jnp.asarray(std) + jnp.asarray(mean)

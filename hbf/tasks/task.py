@@ -197,7 +197,7 @@ class TaskScores(abc.ABC):
 
   @abc.abstractmethod
   def summarize(self, counts: Any, per_example: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return the scores of a split, as values for JSON, with the entries `result_names`.
+    """Return the scores of a split, as values for JSON. The keys include all `result_names`.
 
     Args:
       counts: the counts of the split.

@@ -25,17 +25,19 @@ def normalize(images: jax.Array, mean: Sequence[float], std: Sequence[float]) ->
 def renormalize(
   images: jax.Array, old: tuple[Sequence[float], Sequence[float]], new: tuple[Sequence[float], Sequence[float]]
 ) -> jax.Array:
-  """Return normalized images [B, H, W, C] with another mean and standard deviation.
+  """Change the mean and the standard deviation that images [B, H, W, C] were normalized with.
 
   Args:
-    images: images that `normalize` has made with the mean and the deviation `old`.
-    old: mean and standard deviation of each channel, as in `normalize`.
-    new: the mean and the deviation that `normalize` would get for the result. If they equal `old`, the images are
-      returned as they are.
+    images: images from `normalize(…, *old)`.
+    old: the mean and the standard deviation of each channel, as in `normalize`.
+    new: another mean and standard deviation of each channel.
+
+  Returns:
+    The images that `normalize(…, *new)` would have returned.
   """
   (mean, std), (new_mean, new_std) = (np.asarray(pair, np.float32) for pair in (old, new))
   if np.array_equal(mean, new_mean) and np.array_equal(std, new_std):
-    return images
+    return images  # without rounding
   return images * (std / new_std) + (mean - new_mean) / new_std
 
 

@@ -30,19 +30,18 @@ def operate(
 ) -> jax.Array:
   """Apply one operation to an image.
 
-  Under vmap, JAX computes all operations for every image. To save time, the pointwise operations are computed for a
-  table of the 256 levels, not for the pixels.
-
   Args:
     image: uint8 [H, W, C].
     number: index of the operation in `OPERATIONS`. A negative index applies no operation.
     factor: factor of brightness, contrast, saturation or sharpness, in units of 1/4096.
     bits: number of bits that posterize keeps, 1 … 8.
-    threshold: solarize inverts the levels of this value or more.
+    threshold: the least level that solarize inverts.
 
   Returns:
     uint8 [H, W, C].
   """
+  # Under vmap, JAX computes all operations for every image. To save time, the pointwise operations are computed for a
+  # table of the 256 levels, not for the pixels.
   levels = jnp.arange(LEVELS)[:, None]
   tables = (
     blend(0, levels, factor),
@@ -62,11 +61,12 @@ def operate(
 
 
 def jitter(key: jax.Array, image: jax.Array, brightness: float, contrast: float, saturation: float) -> jax.Array:
-  """Change brightness, then contrast, then saturation.
+  """Change first the brightness, then the contrast, then the saturation of an image by random factors.
 
-  The numbers `brightness`, `contrast` and `saturation` are strengths. Each operation has a random factor, uniform in
-  [1 − strength, 1 + strength]. torchvision's ColorJitter also draws the order at random, and it can change the hue.
+  The numbers `brightness`, `contrast` and `saturation` are strengths. A factor is uniform in [1 − strength,
+  1 + strength].
   """
+  # torchvision's ColorJitter also draws the order at random, and it can change the hue.
   strengths = jnp.array([brightness, contrast, saturation])
   factors = to_factor(1 + strengths * jax.random.uniform(key, (3,), minval=-1.0))
   image = blend(0, image, factors[0])
@@ -111,13 +111,12 @@ def smooth(image: jax.Array) -> jax.Array:
 
 
 def _table_indices(image: jax.Array) -> jax.Array:
-  """Return for each pixel and channel the index of its level in a flattened table [256, C], int32 [H · W · C]."""
+  # For each pixel and channel, the index of its level in a flattened table [256, C].
   channels = image.shape[-1]
   return (image.astype(jnp.int32) * channels + jnp.arange(channels)).reshape(-1)
 
 
 def _look_up(table: jax.Array, image: jax.Array) -> jax.Array:
-  """Replace each level of an image by its entry in a table [256, C]."""
   return keep(table).reshape(-1).at[_table_indices(image)].get(mode='promise_in_bounds').reshape(image.shape)
 
 
@@ -139,7 +138,7 @@ def equalize_table(image: jax.Array) -> jax.Array:
 def autocontrast_table(image: jax.Array) -> jax.Array:
   """Return the table of Pillow's autocontrast: the new level for each level and channel, int32 [256, C].
 
-  The new levels of a channel range from 0 to 255. Table entries for levels that do not occur have no meaning.
+  The new levels of a channel range from 0 to 255. Only the entries for levels that occur in the image are valid.
   """
   low, high = (limit(image, axis=(0, 1)).astype(jnp.int32) for limit in (jnp.min, jnp.max))
   levels = jnp.arange(LEVELS)[:, None]
@@ -154,12 +153,9 @@ def autocontrast_table(image: jax.Array) -> jax.Array:
 def _pillow_rounds_down() -> tuple[np.ndarray, np.ndarray]:
   """Find the levels for which Pillow's autocontrast is one below the exact value, because of float64 rounding.
 
-  The set of these levels depends on a channel's least and greatest level.
-
   Returns:
-    Two arrays. The first has the n sets that occur, uint8 [n, 32], with one bit for each of the 256 levels. The
-    second gives the index of a set in the first array, uint16 [256, 256]. Its row is the channel's least level, and
-    its column is the greatest level.
+    (rows, index). Each row of `rows`, uint8 [n, 32], is a set of levels, with one bit for each of the 256 levels. For
+    a channel with levels from `low` to `high`, the set is in row `index[low, high]`. `index` is uint16 [256, 256].
   """
   high, level = np.ogrid[:LEVELS, :LEVELS]
   sets = []
@@ -173,9 +169,7 @@ def _pillow_rounds_down() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _divide(a: jax.Array, b: jax.Array) -> jax.Array:
-  """Return ⌊a / b⌋, int32, for integers a from 0 to 2 million and integers b of at least 1.
-
-  The function computes ⌊(a + 1/2) / b⌋ in floats, because CPUs divide floats many times faster than integers. The
-  result is the same. The distance of (a + 1/2) / b from an integer exceeds the rounding error of every device.
-  """
+  """Return ⌊a / b⌋, int32, for integers a from 0 to 2 million and integers b of at least 1."""
+  # CPUs divide floats many times faster than integers. The result is exact, because the distance of (a + 1/2) / b
+  # from an integer exceeds the rounding error of every device.
   return jnp.floor((a + 0.5) / b).astype(jnp.int32)

@@ -10,15 +10,15 @@ Copies = Callable[[jax.Array], tuple[jax.Array, np.ndarray]]
 
 
 def mirror(images: jax.Array) -> tuple[jax.Array, np.ndarray]:
-  """Return images [B, H, W, C] and mirrored copies, stacked [2, B, H, W, C], and the weights of the two, [2]."""
+  """Return images and their mirrored copies as one array [2, B, H, W, C], and the weights of the two, [2]."""
   return jnp.stack([images, images[:, :, ::-1]]), np.full(2, 1 / 2, np.float32)
 
 
 def mirror_shift(images: jax.Array) -> tuple[jax.Array, np.ndarray]:
   """Return six copies of images and their weights (Jordan 2024, `infer_mirror_translate` of airbench).
 
-  One copy is unchanged. One is moved by one pixel down and right, another by one pixel up and left, with borders
-  filled by reflection. The other three copies are these three, mirrored. The two copies that are not moved have half
+  Copy 1 is the image itself. Copy 3 is moved by one pixel down and right, and copy 5 by one pixel up and left, with
+  borders filled by reflection. Copies 2, 4 and 6 are copies 1, 3 and 5, mirrored. Copies 1 and 2 together have half
   of the total weight.
 
   Args:

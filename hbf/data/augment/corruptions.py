@@ -15,9 +15,9 @@ The random numbers differ from those of the authors' files. These are the other 
 Use error rates on these images to compare models of this library. A comparison with published error rates is only
 rough, above all for frost.
 
-A function of a corruption has three arguments: the images x, float32 [n, side, side, C] from 0 to 1; the parameters
-at one strength; and `draws`, a generator of random numbers for each image. Lengths among the parameters are those for
-images of 32 pixels, if the docstring of the function does not say otherwise.
+The function of a corruption, such as `_snow`, has three arguments. The images `x` are float32 [n, side, side, C] from
+0 to 1. The parameters belong to one strength. If one of them is a length, it is in pixels of an image of 32×32, if
+the docstring of the function does not say otherwise. `draws` has a generator of random numbers for each image.
 """
 
 import functools
@@ -40,8 +40,8 @@ _CUT = 1e-3  # Smaller weights of a motion blur are left out.
 def corrupt(images: np.ndarray, name: str, strength: int, seed: int = 0) -> np.ndarray:
   """Return images with a corruption.
 
-  The random numbers of an image are a function of (seed, name, strength, index of the image). If only the first
-  images of a data set are given, the result for these images is the same as for the whole data set.
+  The random numbers of an image are a function of (seed, name, strength, index of the image). So the result for the
+  first images of a data set does not depend on the number of images.
 
   Args:
     images: uint8 [n, side, side, 1 or 3].
@@ -91,11 +91,13 @@ def _defocus_blur(x: np.ndarray, parameters: tuple[float, float], draws: Draws) 
 
 
 def _glass_blur(x: np.ndarray, parameters: tuple[float, int, int], draws: Draws) -> np.ndarray:
-  """Blur, copy random nearby pixels, and blur again.
+  """Blur, replace pixels by random nearby pixels several times, and blur again.
 
-  The paper exchanges pairs of pixels. The authors' code instead copies one pixel of a pair to the other, because the
-  second half of an exchange reads the result of the first half. This function does the same.
+  The parameters are the sigma of the blur, the largest distance to a nearby pixel along an axis, and the number of
+  times.
   """
+  # The paper exchanges pairs of pixels. The authors' code instead copies one pixel of a pair to the other, because
+  # the second half of an exchange reads the result of the first half. This function does the same.
   sigma, far, times = parameters[0] * _scale(x), max(1, round(parameters[1] * _scale(x))), parameters[2]
   blur = functools.partial(ndimage.gaussian_filter, sigma=(0, sigma, sigma, 0), mode='nearest')
   x, inner = blur(x), slice(far + 1, x.shape[1] - far + 1)
@@ -108,7 +110,7 @@ def _glass_blur(x: np.ndarray, parameters: tuple[float, int, int], draws: Draws)
 
 
 def _motion_blur(x: np.ndarray, parameters: tuple[float, float], draws: Draws) -> np.ndarray:
-  return _moved(x, *parameters, _drawn(draws, lambda random: random.uniform(-45, 45)))
+  return _blurred_by_motion(x, *parameters, _drawn(draws, lambda random: random.uniform(-45, 45)))
 
 
 def _zoom_blur(x: np.ndarray, most: float, draws: Draws) -> np.ndarray:
@@ -117,12 +119,12 @@ def _zoom_blur(x: np.ndarray, most: float, draws: Draws) -> np.ndarray:
 
 
 def _snow(x: np.ndarray, parameters: tuple[float, ...], draws: Draws) -> np.ndarray:
-  """Make the image paler. Add falling flakes, and the same flakes turned by 180 degrees."""
+  """Make the images paler. Add falling flakes, and the same flakes turned by 180 degrees."""
   mean, deviation, zoom, threshold, radius, sigma, kept = parameters
   flakes = mean + deviation * _drawn(draws, lambda random: random.standard_normal((*x.shape[1:3], 1), np.float32))
   flakes = _zoomed(flakes, max(1, zoom * _scale(x)))
   flakes = np.clip(np.where(flakes < threshold, 0, flakes), 0, 1)
-  flakes = _moved(flakes, radius, sigma, _drawn(draws, lambda random: random.uniform(-135, -45)))
+  flakes = _blurred_by_motion(flakes, radius, sigma, _drawn(draws, lambda random: random.uniform(-135, -45)))
   pale = np.maximum(x, 1.5 * _luma(x) + 0.5)
   return kept * x + (1 - kept) * pale + flakes + flakes[:, ::-1, ::-1]
 
@@ -130,9 +132,10 @@ def _snow(x: np.ndarray, parameters: tuple[float, ...], draws: Draws) -> np.ndar
 def _frost(x: np.ndarray, parameters: tuple[float, float], draws: Draws) -> np.ndarray:
   """Add ice of random brightness, with ridges like crystals. The ice is bluish in images with color.
 
-  The ice has the statistics of crops of the authors' photographs, with white as 1. The mean level of a crop is 0.63.
-  Levels vary by ± 0.15 between crops and by ± 0.09 within a crop. Neighboring pixels differ by 0.075.
+  The parameters are the factor of the image and the factor of the ice in the sum.
   """
+  # The ice has the statistics of crops of the authors' photographs, with white as 1. The mean level of a crop is
+  # 0.63. Levels vary by ± 0.15 between crops and by ± 0.09 within a crop. Neighboring pixels differ by 0.075.
   kept, added = parameters
   light = _drawn(draws, lambda random: random.uniform(0.4, 0.85))[:, None, None, None]
   ridges = (1 - np.abs(2 * _fractal(x, 1.15, draws) - 1)) ** 3
@@ -148,7 +151,7 @@ def _fog(x: np.ndarray, parameters: tuple[float, float], draws: Draws) -> np.nda
 
 
 def _brightness(x: np.ndarray, added: float, draws: Draws) -> np.ndarray:
-  """Increase the value V of each color in HSV. Keep hue and saturation."""
+  """Add `added` to the value V of each color in HSV, up to 1. Keep hue and saturation."""
   value = x.max(axis=-1, keepdims=True)
   more = np.minimum(value + added, 1)
   return np.where(value > 0, x * more / np.where(value > 0, value, 1), more)
@@ -162,8 +165,9 @@ def _contrast(x: np.ndarray, kept: float, draws: Draws) -> np.ndarray:
 def _elastic_transform(x: np.ndarray, parameters: tuple[float, float, float], draws: Draws) -> np.ndarray:
   """Displace the pixels by a random affine map and by a smooth random field.
 
-  The affine map moves three fixed points by random distances. The parameters are the amplitude of the field, the
-  sigma of its smoothing, and the largest distance of a point along an axis. They are fractions of the side.
+  The affine map is the one that moves three fixed points by random distances. The parameters, as fractions of the
+  side, are the amplitude of the field, the sigma of its smoothing, and the largest distance along an axis by which a
+  point moves.
   """
   far, sigma, jitter = (part * x.shape[1] for part in parameters)
   return np.stack([_bent(image, far, sigma, jitter, random) for image, random in zip(x, draws, strict=True)])
@@ -209,10 +213,11 @@ def _drawn(draws: Draws, draw: Callable[[np.random.Generator], Any]) -> np.ndarr
   return np.stack([draw(random) for random in draws])
 
 
-def _moved(x: np.ndarray, radius: float, sigma: float, degrees: np.ndarray) -> np.ndarray:
-  """Blur each image along its own direction, `degrees` [n], to one side only.
+def _blurred_by_motion(x: np.ndarray, radius: float, sigma: float, degrees: np.ndarray) -> np.ndarray:
+  """Blur images as a motion in one direction does, with a direction `degrees` [n] for each image.
 
-  The weights are those of half a Gaussian of deviation `sigma`, up to a distance of twice the `radius`.
+  A pixel becomes a weighted mean of the pixels in this direction, up to a distance of twice the `radius`. The weights
+  are those of half a Gaussian of deviation `sigma`.
   """
   steps = np.arange(int(2 * radius * _scale(x)) + 1)
   weights = np.exp(-(steps**2) / (2 * (sigma * _scale(x)) ** 2))

@@ -34,7 +34,7 @@ def flip(key: jax.Array, size: Size, rate: float) -> jax.Array:
 
 
 def flip_exactly(key: jax.Array, image: jax.Array, rate: float) -> jax.Array:
-  """Return the image that `warp` would give for the map of `flip`, without resampling."""
+  """Mirror an image if the map `flip(key, size, rate)` mirrors it. Resample nothing."""
   return jnp.where(jax.random.bernoulli(key, rate), image[:, ::-1], image)
 
 
@@ -49,7 +49,7 @@ def flip_alternately(key: jax.Array, size: Size, fixed_key: jax.Array, epoch: ja
 
 
 def flip_alternately_exactly(key: jax.Array, image: jax.Array, fixed_key: jax.Array, epoch: jax.Array) -> jax.Array:
-  """Return the image that `warp` would give for the map of `flip_alternately`, without resampling."""
+  """Mirror an image if the map of `flip_alternately` for the same arguments mirrors it. Resample nothing."""
   del key
   return jnp.where(_is_mirrored(fixed_key, epoch), image[:, ::-1], image)
 
@@ -69,8 +69,8 @@ def shift(key: jax.Array, size: Size, most: int) -> jax.Array:
 
 
 def shift_exactly(key: jax.Array, image: jax.Array, most: int) -> jax.Array:
-  """Return the image that `warp` would give for the map of `shift`. It is a slice of the padded image."""
-  padded = jnp.pad(image, ((most, most), (most, most), (0, 0)))
+  """Move an image as the map `shift(key, size, most)` moves it. Resample nothing."""
+  padded = jnp.pad(image, ((most, most), (most, most), (0, 0)))  # The result is a slice of it.
   dynamic_slice = functools.partial(_slice_dynamically, shape=image.shape)
   # Every image has its own corner of the slice. For dynamic slices a TPU's compiler makes a loop over the images.
   select = functools.partial(_slice_by_selection, most=most)
@@ -86,10 +86,6 @@ def _slice_dynamically(padded: jax.Array, corner: jax.Array, shape: tuple[int, .
 
 
 def _slice_by_selection(padded: jax.Array, corner: jax.Array, most: int) -> jax.Array:
-  """Return the slice that begins at `corner`, int [2], selected from all slices along one axis after the other.
-
-  The sides of `padded` exceed the sides of the slice by 2 · `most`.
-  """
   for axis in range(2):
     length = padded.shape[axis] - 2 * most
     cuts = (jax.lax.slice_in_dim(padded, i, i + length, axis=axis) for i in range(2 * most + 1))
@@ -100,8 +96,8 @@ def _slice_by_selection(padded: jax.Array, corner: jax.Array, most: int) -> jax.
 def resized_crop(key: jax.Array, size: Size, least: float, most: float) -> jax.Array:
   """Return a map that cuts out a random box and resizes it to the image's size.
 
-  The box's area, divided by the image's area, is between `least` and `most`. The aspect is in the range `ASPECTS` if
-  such a box fits into the image; see `draw_box`.
+  The area of the box, divided by the area of the image, is uniform in `least` … `most`. The ratio of width to height
+  is in the range `ASPECTS` if such a box fits into the image; see `draw_box`.
   """
   corner, box = draw_box(key, size, (least, most), ASPECTS)
   return affine(jnp.diag(box / jnp.array(size[::-1])), corner)
@@ -112,20 +108,20 @@ def draw_box(
 ) -> tuple[jax.Array, jax.Array]:
   """Draw a box within an image, at a uniform position.
 
-  The box's area, divided by the image's area, is uniform in `areas`. The aspect of a box is its width divided by its
-  height. Its logarithm is uniform over those `aspects` for which a box of this area fits into the image. If none of
-  them fits, the box gets the nearest aspect that fits. Common code instead draws area and aspect again if the box
-  does not fit, so that large areas become rarer.
+  The area of the box is uniform in the range `areas`. The aspect of the box, its width divided by its height, is in
+  the range `aspects`. Within the part of this range for which a box of the drawn area fits into the image, the
+  logarithm of the aspect is uniform. If no aspect of the range fits, the box gets the nearest aspect that fits.
 
   Args:
     key: random key.
     size: height and width of the image.
-    areas: smallest and largest share of the image's area.
+    areas: smallest and largest area of the box, divided by the area of the image.
     aspects: smallest and largest aspect.
 
   Returns:
     The top left corner and the size of the box, float32 [2] each, x first.
   """
+  # Common code instead draws area and aspect again if the box does not fit, so that large areas become rarer.
   height, width = size
   area_key, aspect_key, corner_key = jax.random.split(key, 3)
   area = height * width * jax.random.uniform(area_key, minval=areas[0], maxval=areas[1])
@@ -154,11 +150,11 @@ def warp(image: jax.Array, mapping: jax.Array) -> jax.Array:
   of these pixels are used. Pillow's `Image.transform` has the same rules.
 
   Args:
-    image: uint8 [H, W, C].
-    mapping: the map, float32 [2, 3], see the top of this module. The result is the new image, `image` the original.
+    image: the original image, uint8 [H, W, C].
+    mapping: the map from positions in the new image to positions in the original image, float32 [2, 3].
 
   Returns:
-    uint8 [H, W, C], rounded to the nearest integer.
+    The new image, uint8 [H, W, C], rounded to the nearest integer.
   """
   height, width, channels = image.shape
   shown = centers((height, width))

@@ -1,7 +1,8 @@
 """Mixup and CutMix: mixtures of two training images of a batch.
 
-Each pixel of a mixed image is w times the image's own pixel plus 1 − w times the pixel of its partner. The weights w
-depend on the share λ of the image in the mixture.
+Each pixel of a mixed image is w times the image's own pixel plus 1 − w times the same pixel of its partner, another
+image of the batch. Mixup has the same random weight w = λ for all pixels. CutMix has w = 0 in a box, which shows the
+partner, and w = 1 around it. The box has 1 − λ of the image's area, before the image's border clips it.
 """
 
 import math
@@ -17,20 +18,20 @@ from hbf.errors import UserError
 KEY = 'data.mix'
 
 
-def mixup(key: jax.Array, size: tuple[int, int], share: jax.Array) -> jax.Array:
-  """Return the weights w of an image's pixels, float32 [H, W]: λ, which is `share`, for all (Zhang et al. 2018)."""
+def mixup(key: jax.Array, size: tuple[int, int], lam: jax.Array) -> jax.Array:
+  """Return the weights w of an image's pixels, float32 [H, W], which all equal λ (Zhang et al. 2018)."""
   del key
-  return jnp.full(size, share)
+  return jnp.full(size, lam)
 
 
-def cutmix(key: jax.Array, size: tuple[int, int], share: jax.Array) -> jax.Array:
+def cutmix(key: jax.Array, size: tuple[int, int], lam: jax.Array) -> jax.Array:
   """Return the weights w of an image's pixels, float32 [H, W]: 0 in a box and 1 around it (Yun et al. 2019).
 
-  The box has the aspect of the image. Its area, divided by the image's area, is 1 − λ, where λ is `share`. Its center
-  is a random pixel. The image's border clips it.
+  The box is a copy of the image's outline, scaled by √(1 − λ). Its center is a random pixel. The image's border clips
+  the box.
   """
   sides = jnp.array(size)
-  half = (sides * jnp.sqrt(1 - share)).astype(jnp.int32) // 2
+  half = (sides * jnp.sqrt(1 - lam)).astype(jnp.int32) // 2
   center = jax.random.randint(key, (2,), 0, sides)
   rows, columns = (
     (jnp.arange(side) >= middle - by) & (jnp.arange(side) < middle + by)
@@ -39,13 +40,16 @@ def cutmix(key: jax.Array, size: tuple[int, int], share: jax.Array) -> jax.Array
   return 1 - (rows[:, None] & columns).astype(jnp.float32)
 
 
-# The functions by name. From an image's share λ, a function computes the weight of each of the image's own pixels.
+# The functions by name. A function computes the weights w from λ.
 MIXES: dict[str, Callable[..., jax.Array]] = {'mixup': mixup, 'cutmix': cutmix}
 _ARGUMENTS = (Argument('alpha', 0.01, math.inf), Argument('share'))
 
 
 def read_mix(value: Any) -> tuple[Entry, ...]:
-  """Check the config's `data.mix`, and return it as entries (name, alpha, share) for `mix`.
+  """Check the config's `data.mix`, and return its entries (name, alpha, share).
+
+  An entry mixes the fraction `share` of the images by the function `MIXES[name]`. Each of these images gets its own λ
+  from the distribution Beta(alpha, alpha).
 
   Raises:
     UserError: the value is wrong.
@@ -62,20 +66,19 @@ def mix(
 ) -> tuple[jax.Array, jax.Array]:
   """Mix each image and its target with those of a partner in the batch.
 
-  The random numbers of example i depend on `key` and i only. One of them is a sort key. The partner of an example is
-  the next example in the sorted batch. The partner of the last example is the first. So the result does not depend on
-  the order of the rows or on the number of devices.
+  The random numbers of an example depend only on `key` and on the example's index. One of them is a sort key. The
+  partner of an example is the next example in the sorted batch, and the partner of the last example is the first. So
+  the result does not depend on the order of the rows or on the number of devices.
 
   Args:
     key: random key of this step.
     images: uint8 [B, H, W, C].
-    targets: probabilities of the classes, float32 [B, classes].
+    targets: targets of the loss, float32 [B, K], such as the probabilities of K classes.
     index: index of each image's example in the data set, int32 [B].
-    entries: the mixtures, from `read_mix`. An entry (name, alpha, share) applies to the fraction `share` of the
-      images. The share λ of such an image in its mixture is drawn from Beta(alpha, alpha).
+    entries: the kinds of mixtures, from `read_mix`.
 
   Returns:
-    The mixed images, float32 [B, H, W, C] from 0 to 255, and the mixed targets, float32 [B, classes].
+    The mixed images, float32 [B, H, W, C] from 0 to 255, and the mixed targets, float32 [B, K].
   """
   if not entries:
     return images.astype(jnp.float32), targets
@@ -102,25 +105,23 @@ def partners(key: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _weights(key: jax.Array, size: tuple[int, int], entries: Sequence[Entry]) -> jax.Array:
-  """Return the weights w of one image's pixels, float32 [H, W]. They are 1 if the draw leaves the image unmixed."""
+  """Return the weights w of one image's pixels, float32 [H, W]. All are 1 if no entry is drawn for the image."""
   which_key, *keys = jax.random.split(key, 1 + len(entries))
   drawn = jax.random.uniform(which_key)
   weights, begin = jnp.ones(size), 0.0
   for (name, alpha, share), key in zip(entries, keys, strict=True):
-    share_key, box_key = jax.random.split(key)
+    lam_key, box_key = jax.random.split(key)
     chosen = (begin <= drawn) & (drawn < begin + share)
-    weights = jnp.where(chosen, MIXES[name](box_key, size, beta(share_key, alpha)), weights)
+    weights = jnp.where(chosen, MIXES[name](box_key, size, beta(lam_key, alpha)), weights)
     begin += share
   return weights
 
 
 def beta(key: jax.Array, alpha: float) -> jax.Array:
-  """Draw a number from the distribution Beta(alpha, alpha).
-
-  The number is (1 + T/√(ν + T²))/2, where T has Student's distribution with ν = 2 alpha degrees of freedom. Bailey
-  (1994) gives a formula for T. `jax.random.beta` would loop until all draws of the batch are accepted. Such a loop is
-  slow to compile, and devices would wait for one another.
-  """
+  """Draw a number from the distribution Beta(alpha, alpha), without the loop of `jax.random.beta`."""
+  # The number is (1 + T/√(ν + T²))/2, where T has Student's distribution with ν = 2 alpha degrees of freedom. Bailey
+  # (1994) gives a formula for T. `jax.random.beta` loops until all draws of the batch are accepted. Such a loop is
+  # slow to compile, and devices would wait for one another.
   radius_key, angle_key = jax.random.split(key)
   log = jnp.log(jax.random.uniform(radius_key, minval=jnp.finfo(jnp.float32).tiny)) / alpha
   cosine = jnp.cos(jnp.pi * jax.random.uniform(angle_key))

@@ -1,7 +1,8 @@
 """RandAugment and TrivialAugment, as in torchvision: random operations of a given or a random magnitude.
 
-An operation has a magnitude of 0 … 30. Shears, translations and rotations are composed with the other geometric
-transforms into one map (`hbf.data.augment.geometry`). All other operations change colors, in the order of the draws.
+An operation has a magnitude of 0 … 30. Shears, translations and rotations are maps as in `hbf.data.augment.geometry`.
+All other operations change colors. An image is moved first, by the composed maps of all drawn operations. Then its
+colors are changed, in the order of the draws.
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ class Space:
       column divided by its distance from the left.
     translate: shift in pixels. None: 150/331 of the image's side.
     rotate: angle in degrees.
-    factor: difference between 1 and the factor of brightness, contrast, saturation or sharpness.
+    factor: distance from 1 of the factor of brightness, contrast, saturation or sharpness.
     posterize: number of bits that are dropped.
   """
 
@@ -42,7 +43,7 @@ WIDE = Space(shear=0.99, translate=32.0, rotate=135.0, factor=0.99, posterize=6)
 
 
 class Drawn(NamedTuple):
-  """Random operations that are applied one after another. Each field is int32 [n] for n operations.
+  """The n random operations for an image. Each field is int32 [n].
 
   Attributes:
     number: index of the operation in `OPERATIONS`.
@@ -78,7 +79,7 @@ def _draw(key: jax.Array, count: int, least: int, most: int) -> Drawn:
 
 
 def move(drawn: Drawn, size: geometry.Size, space: Space) -> jax.Array:
-  """Return the composed map of all drawn operations; see `_move`."""
+  """Return the composed map of all drawn operations, float32 [2, 3]. Changes of colors have the identity map."""
   mapping = jnp.eye(2, 3)
   for number, magnitude, sign in zip(*drawn, strict=True):
     mapping = geometry.compose(mapping, _move(number, magnitude, sign, size, space))
@@ -86,11 +87,7 @@ def move(drawn: Drawn, size: geometry.Size, space: Space) -> jax.Array:
 
 
 def _move(number: jax.Array, magnitude: jax.Array, sign: jax.Array, size: geometry.Size, space: Space) -> jax.Array:
-  """Return the map of one operation. For an operation that changes colors, the map is the identity.
-
-  Shears keep the top left corner, translations are whole pixels, and rotations keep the center.
-  """
-
+  # Shears keep the top left corner, translations are whole pixels, and rotations keep the center.
   def strength(name: str, most: float) -> jax.Array:
     return jnp.where(number == OPERATIONS.index(name), sign * jnp.float32(most) * magnitude / MOST, 0.0)
 

@@ -38,12 +38,12 @@ class Transform(NamedTuple):
 
   Attributes:
     arguments: the numbers that follow the name in a config.
-    geometry: function (key, (H, W), *needs, *arguments) → the map that moves the image, see
+    geometry: function (key, (H, W), *needs, *arguments) → the map that moves the image, float32 [2, 3]; see
       `hbf.data.augment.geometry`. None: the transform does not move the image.
-    exact: function (key, image, *needs, *arguments) → the image moved by this map alone, computed without resampling.
+    exact: function (key, image, *needs, *arguments) → the image, moved by this map alone and without resampling.
       None: there is no such function.
-    pixels: function (key, image, *needs, *arguments) → the image with other colors, uint8 [H, W, C]. None: the
-      transform does not change colors.
+    pixels: function (key, image, *needs, *arguments) → the image with changed colors or an erased part, uint8
+      [H, W, C]. None: the transform only moves the image.
     needs: names of those fields of `Facts` that the functions get as arguments, in this order.
   """
 

@@ -50,9 +50,15 @@ class _Cifar(base.FromArchive):
     return names
 
   def _parse(self, split: str, name: str, contents: Mapping[str, bytes]) -> np.ndarray:
-    """Return the records of a file, one for each of its n images, uint8 [n, 1 or 2 + 3072].
+    """Return the records of a file, one for each of its n images, uint8 [n, 1 + 3072] or [n, 2 + 3072].
 
-    A record has the class of an image, for CIFAR-100 the coarse class before it, and then the levels of the pixels.
+    A record begins with the class of the image, or for CIFAR-100 with the coarse class and the class. The levels of
+    the pixels follow.
+
+    Args:
+      split: the split that the file belongs to.
+      name: name of the file in the archive.
+      contents: content of each file of the archive by name.
     """
     layout = self._cifar_info
     files = layout.train_files if split == 'train' else layout.test_files

@@ -15,7 +15,7 @@ _TEST_EVERY = 5
 class Digits(base.Local, tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
   """A builder of the digits: the test set of UCI's "Optical recognition of handwritten digits".
 
-  Four fifths of the images are the split `train`, the others the split `test`.
+  The split `train` has four fifths of the images. The split `test` has the other images.
   """
 
   VERSION = tfds.core.Version('1.0.0')

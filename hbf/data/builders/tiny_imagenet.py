@@ -66,9 +66,13 @@ class TinyImagenet(base.FromArchive, tfds.core.GeneratorBasedBuilder, skip_regis
   def _require_complete(
     self, classes: list[str], members: set[str], train: dict[str, str], test: dict[str, str]
   ) -> None:
-    """Raise UserError unless both splits have images of exactly these classes, and the archive has these images.
+    """Raise UserError if a split lacks a class, has an unknown class, or names an image that is not in the archive.
 
-    The arguments `train` and `test` have the class of each image by its path.
+    Args:
+      classes: all classes.
+      members: paths of all files in the archive.
+      train: the class of each training image by its path.
+      test: the class of each test image by its path.
     """
     for split, labels in (('train', train), ('val', test)):
       absent = sorted(set(classes) - set(labels.values()))
@@ -88,7 +92,7 @@ class TinyImagenet(base.FromArchive, tfds.core.GeneratorBasedBuilder, skip_regis
         yield name, {'id': name, 'image': self._rgb(member, archive.read(member)), 'label': label}
 
   def _rgb(self, member: str, encoded: bytes) -> bytes:
-    """Return the encoded image if it is RGB. Convert other images to RGB, encoded as PNG."""
+    """Return an encoded image as it is if it is RGB, else converted to RGB and encoded as PNG."""
     try:
       with Image.open(io.BytesIO(encoded)) as image:
         mode, size = image.mode, image.size
@@ -111,7 +115,7 @@ def _train_labels(members: list[str]) -> dict[str, str]:
 
 
 def _test_labels(annotations: str) -> dict[str, str]:
-  """Return the class of each validation image by its path, from tab-separated lines `FILE CLASS ...`."""
+  """Return the class of each official validation image by its path, from tab-separated lines `FILE CLASS ...`."""
   rows = [line.split('\t') for line in annotations.splitlines() if '\t' in line]
   return {f'{_ROOT}/val/images/{name}': label for name, label, *_ in rows}
 

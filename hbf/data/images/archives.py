@@ -44,7 +44,7 @@ class Published:
 
 @dataclasses.dataclass(frozen=True)
 class Archive:
-  """The local archive of a data set. Its checksum is not compared, so a user may have packed it again.
+  """The local archive of a data set. A user may have unpacked it and packed it again, so its checksum may differ.
 
   Attributes:
     path: the local file.
@@ -128,7 +128,7 @@ def download(published: Published, directory: str) -> str:
 
 @contextlib.contextmanager
 def temporary(directory: str) -> Iterator[IO[bytes]]:
-  """Make a temporary file. It is removed after the `with` statement unless it was renamed."""
+  """Make a temporary file. At the end of the `with` statement, it is removed unless it has been renamed."""
   with tempfile.NamedTemporaryFile(dir=directory, prefix='incomplete.', delete=False) as file:
     try:
       yield file

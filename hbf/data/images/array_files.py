@@ -16,7 +16,7 @@ from hbf.errors import UserError
 
 
 def open_array_file(request: DataRequest) -> Dataset:
-  """Open the .npz file `root` of a request: the arrays x_SPLIT and y_SPLIT of each used split.
+  """Open the .npz file `root` of a request: the arrays x_SPLIT and y_SPLIT of each split that the request names.
 
   The file may also have the array class_names. `hbf.data.images.arrays.ArrayData` describes the arrays.
 

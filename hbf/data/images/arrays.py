@@ -135,10 +135,10 @@ def _kind(labels: np.ndarray) -> str:
 def checked(
   arrays: Mapping[str, tuple[Any, Any]], class_names: Sequence[str] | None
 ) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], tuple[str, ...]]:
-  """Return images and targets by split, and the names of the classes, labels or values.
+  """Check a user's arrays and convert them. Return them, and the names of the classes, labels or values.
 
-  The images are uint8 [N, H, W, C]. The targets are classes, int64 [N], labels, uint8 [N, K], or values, float32
-  [N, K].
+  The returned arrays are images and targets by split. The images are uint8 [N, H, W, C]. The targets are classes,
+  int64 [N], or labels, uint8 [N, K], or values, float32 [N, K].
 
   Args:
     arrays: images and targets by split, as in `ArrayData`. One split is `train`.
@@ -223,10 +223,17 @@ def to_images(name: str, value: Any, shape: Sequence[int] | None = None, why: st
 def _class_numbers(
   name: str, value: Any, images_name: str, images: np.ndarray, classes: Sequence[str] | None
 ) -> np.ndarray:
-  """Return the class numbers `value` as int64 [N]. Raise UserError if their shape, type or range is wrong.
+  """Return the class numbers of N images as an array, int64 [N].
 
-  In messages, `value` is called `name`, and `images` is called `images_name`. If `classes` is None, any number of
-  classes is allowed.
+  Args:
+    name: name of the array of class numbers, for messages.
+    value: the class numbers.
+    images_name: name of the array of images, for messages.
+    images: the images, [N, H, W, C].
+    classes: names of the classes. None: any number of classes is allowed.
+
+  Raises:
+    UserError: the class numbers have a wrong shape, type or range.
   """
   labels = np.asarray(value)
   if labels.shape != images.shape[:1]:
@@ -248,9 +255,17 @@ def _class_numbers(
 
 
 def _vectors(name: str, value: Any, count: int, width: int, is_values: bool) -> np.ndarray:
-  """Return labels as uint8 [N, K], or values as float32 [N, K]. Raise UserError if shape, type or range is wrong.
+  """Return the labels or values of N images as an array of labels, uint8 [N, K], or of values, float32 [N, K].
 
-  The argument `width` is the required K, and `name` is the name of the array in messages.
+  Args:
+    name: name of the array, for messages.
+    value: the labels or values.
+    count: N, the number of images.
+    width: K, the required number of labels or values of an image.
+    is_values: True for values, False for labels.
+
+  Raises:
+    UserError: the array has a wrong shape, type or range.
   """
   vectors = np.asarray(value)
   if vectors.shape != (count, width) or not width:

@@ -37,8 +37,6 @@ def decode(
 ) -> np.ndarray:
   """Decode an image. Ignore EXIF's orientation, as TFDS does.
 
-  The function needs memory for the stored pixels, for one converted copy, and for an image of `size`.
-
   Args:
     file: a path, or a file open for reading.
     channels: channels of the result, 1 (gray) or 3 (RGB). Images of other kinds are converted. Levels of 16 bits are
@@ -91,9 +89,8 @@ def _convert_tile(image: Image.Image, mode: str) -> Image.Image:
 
 
 def _crop(image: Image.Image, box: tuple[int, int, int, int]) -> Image.Image:
-  """Crop an image and keep its `format`, because `_convert_tile` reads it."""
   part = image.crop(box)
-  part.format = image.format
+  part.format = image.format  # Pillow's crop has none, and `_convert_tile` reads it.
   return part
 
 
@@ -113,11 +110,11 @@ def _fit(image: Image.Image, mode: str, size: int) -> Image.Image:
 
 
 class _Span(NamedTuple):
-  """The interval along one axis of an image that becomes the center of the resized image.
+  """An interval along one axis of an image, and the pixels that are needed to resize it.
 
   Attributes:
-    first: index of the first pixel that the center depends on.
-    last: index of the last pixel that the center depends on, plus one.
+    first: index of the first pixel that is needed.
+    last: index of the last pixel that is needed, plus one.
     start: start of the interval, in pixels from `first`.
     stop: end of the interval, in pixels from `first`.
   """
@@ -129,7 +126,7 @@ class _Span(NamedTuple):
 
   @classmethod
   def of(cls, offset: int, size: int, resized: int, side: int) -> Self:
-    """Return the interval that becomes the pixels offset, …, offset + size − 1, if `side` pixels become `resized`."""
+    """Return the interval that becomes `size` pixels from pixel `offset` on, if `side` pixels become `resized`."""
     scale = side / resized
     start, stop = offset * side / resized, (offset + size) * side / resized
     reach = math.ceil(max(scale, 1)) + 1  # distance that bilinear weights reach beyond the interval
@@ -140,8 +137,14 @@ class _Span(NamedTuple):
 def decode_file(path: str, *, channels: int, size: int | None, content: bytes | None = None) -> np.ndarray:
   """Decode a user's own image file, and rotate the image as its EXIF data say.
 
-  If `content` is given, it is decoded in place of the file, and `path` is only its name in messages. See `decode` for
-  the other arguments and the result.
+  Args:
+    path: path of the file.
+    channels: as in `decode`.
+    size: as in `decode`.
+    content: an encoded image that is decoded in place of the file. `path` is then only its name in messages.
+
+  Returns:
+    uint8 [height, width, channels].
 
   Raises:
     UserError: the file is not an image in one of the `FORMATS`, is damaged, or has more than `MOST_PIXELS`.
@@ -172,7 +175,7 @@ def check_file(path: str, content: bytes | None = None) -> None:
 
 
 def is_whole(first: bytes, last: bytes) -> bool:
-  """Return True if an image with these `first` and `last` 8 bytes begins and ends as a JPEG or PNG does."""
+  """Return True if the first and the last 8 bytes of a file are those of a complete JPEG or PNG."""
   return any(first.startswith(start) and last.endswith(_ENDS[kind]) for kind, start in _STARTS.items())
 
 
@@ -223,9 +226,10 @@ def explain_errors(path: str) -> Iterator[None]:
 
 
 def content(encoded: bytes, channels: int) -> bytes:
-  """Return bytes for a fingerprint: the pixels of an image that is encoded as PNG, else the encoded image itself.
+  """Return the bytes of an encoded image that enter a fingerprint.
 
-  The pixels of a PNG do not depend on the program that encoded it, so the fingerprint does not either.
+  For a PNG these are its pixels, decoded with 1 or 3 `channels`, because programs encode the same pixels differently.
+  For other formats these are the encoded bytes.
   """
   if not encoded.startswith(b'\x89PNG'):
     return encoded

@@ -42,7 +42,7 @@ class EncodedSource(abc.ABC):
 
   @abc.abstractmethod
   def facts(self) -> Iterable[bytes]:
-    """Return those facts about all examples that can be read quickly, as bytes for a fingerprint."""
+    """Return facts about all examples that can be read quickly, such as the sizes of files, as bytes."""
 
   def decode(self, index: int) -> np.ndarray:
     """Return a decoded image, uint8 [height, width, 3]."""
@@ -92,7 +92,8 @@ class EncodedSource(abc.ABC):
 def as_dataset(name: str, classes: Sequence[str], splits: Mapping[str, Any], targets: str = CLASSES) -> Dataset:
   """Return the data set of the sources `splits`, which are `EncodedSource`s by split.
 
-  If images are not resized, all must have the size of the first one. See `Dataset` for the other arguments.
+  If images are not resized, all must have the size of the first training image. See `Dataset` for the other
+  arguments.
   """
   first = splits['train']
   height, width = (first.size, first.size) if first.size else first.decode(0).shape[:2]
@@ -103,11 +104,11 @@ def as_dataset(name: str, classes: Sequence[str], splits: Mapping[str, Any], tar
 def labeled_dataset(
   request: DataRequest, sources: Mapping[str, Any], stored: Mapping[str, Sequence[Any]], names: Sequence[str] | None
 ) -> Dataset:
-  """Return a data set of images with classes, from sources that lack the classes and the size of images.
+  """Return a data set of images with classes. Give its sources their missing fields `labels` and `size`.
 
   Args:
-    request: the part of the config that has the size of images.
-    sources: `EncodedSource`s by split.
+    request: the request for the data set, which has its name and the size of its images.
+    sources: `EncodedSource`s by split. Their `labels` and `size` are not used.
     stored: the class of each image as the files store it, by split; see `_number_classes`.
     names: names of the classes; see `_number_classes`.
 
@@ -128,9 +129,9 @@ def _number_classes(
   Args:
     stored: the class of each example as the files store it, by split. All are whole numbers from 0 on, or all are
       names.
-    names: names of the classes in the order of their numbers. It is not used if the files store names: the classes
-      are then the sorted names of `train`. If it is None and the files store numbers, the names are '0', '1' and so
-      on, up to the largest number in `train`.
+    names: names of the classes in the order of their numbers, if the files store numbers. None: the names are '0',
+      '1' and so on, up to the largest number in `train`. If the files store names, this argument is not used, and
+      the classes are the sorted names in `train`.
     where: a function from split and index to the name of an example for messages.
 
   Raises:

@@ -50,7 +50,8 @@ class FolderSource(EncodedSource):
     return codec.read_file(self.paths[index])
 
   def decode(self, index: int) -> np.ndarray:
-    """Return a decoded image. Pillow opens the file itself, so that a large file of another kind is not read."""
+    """Return a decoded image, uint8 [height, width, 3]."""
+    # Pillow opens the file itself. It reads only the first bytes of a large file that is not an image.
     return codec.decode_file(self.paths[index], channels=3, size=self.size)
 
   def check_one(self, index: int) -> None:

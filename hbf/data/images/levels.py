@@ -13,13 +13,14 @@ BLOCK = 2**16  # number of images in a block. Their squared levels at one pixel 
 def column_sums(image: jax.Array, sharding: NamedSharding) -> jax.Array:
   """Sum levels and squared levels over blocks of images, for each pixel and channel. Every device sums its shard.
 
+  A block has at most `BLOCK` images of a shard, so that its sums do not overflow.
+
   Args:
-    image: M images, uint8 [M, K]. K is the number of levels of an image, one for each pixel and channel.
-    sharding: sharding over M.
+    image: M flat images, uint8 [M, K]. K is the number of levels of an image, one for each pixel and channel.
+    sharding: sharding of the images over their first axis.
 
   Returns:
-    The sums of the levels and of the squared levels over each of G blocks, uint32 [2, G, K], sharded over G. A block
-    is so small that its sums do not overflow.
+    The sums of the levels and of the squared levels over each of G blocks, uint32 [2, G, K], sharded over G.
   """
   block_spec = PartitionSpec(None, *sharding.spec)
   return jax.shard_map(_block_sums, mesh=sharding.mesh, in_specs=sharding.spec, out_specs=block_spec)(image)
@@ -31,11 +32,7 @@ def _block_sums(image: jax.Array) -> jax.Array:
 
 
 def _sums(z: jax.Array) -> jax.Array:
-  """Return the sums of `z` [M, K] and of its squares over M, [2, K], in one reduction.
-
-  With two reductions, XLA on CPU would store `z` and its squares. `z` is four times as large as the images.
-  """
-
+  # This is one reduction. With two, XLA on CPU would store `z`, four times as large as the images, and its squares.
   def add(sums: list[jax.Array], more: list[jax.Array]) -> list[jax.Array]:
     return [one + other for one, other in zip(sums, more, strict=True)]
 
@@ -57,6 +54,6 @@ def statistics(pixels: int, sums: np.ndarray) -> tuple[tuple[float, ...], tuple[
 
 
 def _moments(pixels: int, first: int, second: int) -> tuple[float, float]:
-  """Return mean and deviation of a channel from its two sums; see `statistics`. Python's integers cannot overflow."""
+  # The sums are Python's integers, which cannot overflow.
   variance = (pixels * second - first**2) / pixels**2
   return first / pixels / 255, max(math.sqrt(variance), 1) / 255

@@ -28,22 +28,25 @@ _LABELS = ('label', 'labels', 'fine_label', 'class', 'target')
 
 
 class RowGroups:
-  """A memory of columns of row groups, which are read on demand.
+  """A cache of columns of row groups. It reads a column from its file when the column is needed.
 
   If the columns take too many bytes, those that were not used for the longest time are dropped.
   """
 
   def __init__(self) -> None:
-    """Start with an empty memory."""
+    """Start with an empty cache."""
     self._kept: collections.OrderedDict[tuple[str, int, str], Any] = collections.OrderedDict()
     self._lock = threading.Lock()
 
   def __reduce__(self) -> tuple[type, tuple[()]]:
-    """Pickle no columns. Another process starts with an empty memory."""
+    """Pickle no columns. Another process starts with an empty cache."""
     return RowGroups, ()
 
   def read(self, path: str, group: int, column: str) -> Any:
-    """Return a column of row group number `group` of a file, as an array of pyarrow. One thread reads at a time."""
+    """Return a column of the row group with index `group` in a file, as an array of pyarrow.
+
+    One thread reads at a time.
+    """
     key = path, group, column
     with self._lock:
       if key not in self._kept:
@@ -63,10 +66,10 @@ class ParquetSource(EncodedSource):
   uses, unless all encoded images fit into `memory`.
 
   Attributes:
-    groups: path of the file and number in the file of each row group, [g].
+    groups: for each of g row groups, the path of its file and its index in the file.
     starts: index of the first example of each row group, then the number of all examples, int [g + 1].
     column: name of the column of images.
-    memory: the columns in memory.
+    memory: the cache of encoded images.
     labels: class of each image, int [n].
     size: as in `EncodedSource`.
     shape: as in `EncodedSource`.
@@ -96,7 +99,7 @@ class ParquetSource(EncodedSource):
       return content
 
   def facts(self) -> Iterator[bytes]:
-    """Yield the classes."""
+    """Yield the class of every image, as bytes."""
     yield np.asarray(self.labels, '<i8').tobytes()
 
   def _place(self, index: int) -> tuple[tuple[str, int], int]:
@@ -169,13 +172,13 @@ def _read_split(
 ) -> tuple[ParquetSource, list[int | str]]:
   """Return the source of a split, and the class of each image as the files store it, a number or a name.
 
-  The classes in the source are −1 so far.
+  The source's own `labels` are −1, until `labeled_dataset` replaces them.
 
   Args:
     paths: the files of the split.
     image: name of the column of images.
     label: name of the column of classes.
-    memory: the memory of the source.
+    memory: the cache of encoded images.
   """
   groups: list[tuple[str, int]] = []
   labels: list[int | str] = []

@@ -94,7 +94,7 @@ def find(name: str, directory: str) -> epath.Path | None:
 
 
 def open_builder(folder: epath.Path) -> tfds.core.DatasetBuilder:
-  """Open a prepared data set.
+  """Return TFDS's builder of a prepared data set. The other functions of this module read the data set with it.
 
   Args:
     folder: the folder DIR/NAME/VERSION, from `find`.
@@ -114,7 +114,7 @@ def open_builder(folder: epath.Path) -> tfds.core.DatasetBuilder:
 
 
 def open_images(folder: epath.Path) -> tfds.core.DatasetBuilder:
-  """Open a prepared data set of labeled images.
+  """Return TFDS's builder of a prepared data set of labeled images; see `open_builder`.
 
   Raises:
     UserError: as for `open_builder`, or the data set has no labeled uint8 images.
@@ -125,7 +125,7 @@ def open_images(folder: epath.Path) -> tfds.core.DatasetBuilder:
 
 
 def open_texts(folder: epath.Path) -> tfds.core.DatasetBuilder:
-  """Open a prepared data set of texts.
+  """Return TFDS's builder of a prepared data set of texts; see `open_builder`.
 
   Raises:
     UserError: as for `open_builder`, or the data set has no texts.

@@ -92,7 +92,7 @@ class Blank:
 
 @dataclasses.dataclass(frozen=True)
 class Subset:
-  """A source of the examples `indices`, int [n], of another source, in this order."""
+  """A source of some examples of another source. `indices`, int [n], selects the examples and gives their order."""
 
   source: Source
   indices: np.ndarray

@@ -1,6 +1,6 @@
 """The files of each split in a user's folder, and messages about splits that are missing or not used.
 
-A shard is one of several files of a split.
+A shard is one of several files of a split. The used splits are those that a run trains, validates or tests on.
 """
 
 import os
@@ -62,8 +62,8 @@ def find_shards(request: DataRequest, ending: str) -> dict[str, tuple[str, ...]]
   The shards are in the folder `root` of the request. If it has none, they are in its subfolder `data`.
 
   Raises:
-    UserError: the folder or a split does not exist. Or a shard is missing, according to the numbers in the other
-      names, such as train-00000-of-00002.
+    UserError: the folder or a split does not exist. Or a shard is missing: train-00000-of-00002, for example, says
+      that there are two shards.
   """
   folder = root_folder(request.root, f'train-*.{ending} and test-*.{ending}')
   folders, files = list_folder(folder)
@@ -81,7 +81,7 @@ def find_shards(request: DataRequest, ending: str) -> dict[str, tuple[str, ...]]
 
 
 def _require_all(paths: Sequence[str]) -> None:
-  """Raise UserError if a shard is missing. Shards may be numbered, such as train-00000-of-00002.tar."""
+  """Raise UserError if a numbered shard is missing, such as the second file beside train-00000-of-00002.tar."""
   numbered = [found for path in paths if (found := re.fullmatch(r'(.*)-(\d+)-of-(\d+)(\.\w+)', path))]
   for start, width, count, ending in {(found[1], len(found[2]), found[3], found[4]) for found in numbered}:
     expected = [f'{start}-{number:0{width}d}-of-{count}{ending}' for number in range(int(count))]

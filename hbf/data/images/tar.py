@@ -99,7 +99,12 @@ def open_tars(request: DataRequest) -> Dataset:
 
 
 def _source(paths: tuple[str, ...], shards: list[list[_Member]]) -> TarSource:
-  """Return the source of a split from the paths and the images of its tar files. Its classes are −1 so far."""
+  """Return the source of a split. Its `labels` are −1, until `labeled_dataset` replaces them.
+
+  Args:
+    paths: the tar files of the split.
+    shards: for each tar file, its images.
+  """
   names = tuple(member.name for shard in shards for member in shard)
   places = [(number, member.start, member.length) for number, shard in enumerate(shards) for member in shard]
   return TarSource(paths, names, np.array(places, np.int64), np.full(len(names), -1))

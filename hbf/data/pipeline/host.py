@@ -46,7 +46,7 @@ class HostBatches:
     order: the choice of examples for each batch.
     start: index of the first batch.
     stop: index of the last batch, plus one.
-    rows: indices of the rows of a batch that are read. A process reads the rows that its devices hold.
+    rows: the rows of each batch that this process reads, because its devices hold them, int [n].
     image_shape: height, width and channels of the images.
     target_shape: shape of the target of an image: () for classes, (K,) for labels or values.
   """
@@ -72,8 +72,11 @@ def assemble(
 ) -> HostBatch:
   """Read the examples `indices`, int [n], as a batch on the host. The image and the target of index −1 are 0.
 
-  The batch has `index`, `image`, uint8 [n, H, W, C], and the targets as `label`: classes, int32 [n], or labels or
-  values, float32 [n, K]. See `HostBatches` for the shapes.
+  See `HostBatches` for the other arguments.
+
+  Returns:
+    A dict. `index` is `indices`. `image` has the images, uint8 [n, H, W, C]. `label` has the targets: classes, int32
+    [n], or labels or values, float32 [n, K].
   """
   images = np.zeros((len(indices), *image_shape), np.uint8)
   labels = np.zeros((len(indices), *target_shape), np.float32 if target_shape else np.int32)

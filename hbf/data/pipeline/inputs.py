@@ -82,7 +82,10 @@ class Input(abc.ABC):
   def _host_batches(
     self, order: host.Order, start: int, stop: int, rows: np.ndarray
   ) -> Generator[HostBatch, None, None]:
-    """Yield `rows` of the batches start, …, stop − 1 of `order`. Closing the generator stops the reading."""
+    """Yield the batches start, …, stop − 1 of `order`, of each only the rows `rows`, int [n].
+
+    Closing the generator stops the reading.
+    """
 
   def batches(self, order: host.Order, start: int, stop: int) -> Generator[Batch, None, None]:
     """Yield the batches start, …, stop − 1 of `order`. Closing the generator stops the reading.
@@ -94,12 +97,12 @@ class Input(abc.ABC):
       yield from _look_ahead(_put(batch, self._sharding, (order.batch_size,)) for batch in batches)
 
   def stacks(self, order: host.Order, start: int, counts: Sequence[int], size: int) -> Generator[Batch, None, None]:
-    """Yield the batches start, start + 1, …, stacked along a new first axis, for calls that run several steps.
+    """Yield stacks of the batches start, start + 1, …, for calls that run several steps.
 
     Args:
       order: order of the examples.
       start: index of the first batch.
-      counts: for each stack, the number of its own batches, at most `size`.
+      counts: for each stack, the number of batches of `order` in it, at most `size`.
       size: the length of every stack. A stack with fewer batches is filled up with copies of its last batch.
     """
     rows = _local_rows(self._sharding, order.batch_size)
@@ -138,7 +141,7 @@ class DeviceInput(ResidentInput, ImageInput):
   resident: Examples
 
   def __init__(self, source: Source, sharding: NamedSharding):
-    """Read the examples whose shards lie on this process's devices from `source`.
+    """Read those examples that this process's devices hold.
 
     Args:
       source: the examples.
@@ -238,7 +241,7 @@ def abstract_resident(
   resident_bytes: int,
   target_shape: tuple[int, ...] = (),
 ) -> Resident:
-  """Return the attribute `resident` of an input, with `jax.ShapeDtypeStruct`s in place of arrays. Read no data.
+  """Describe the attribute `resident` that an input of these examples would have. Read no data.
 
   Args:
     kind: kind of the input; see `make_input`.
@@ -249,7 +252,7 @@ def abstract_resident(
     target_shape: shape of a target: () for classes, (K,) for labels or values.
 
   Returns:
-    `Examples` of shapes with shardings, or None for a stream.
+    For resident examples, `Examples` whose arrays are `ShapeDtypeStruct`s with shardings. For a stream, None.
   """
   if not _is_resident(kind, count, image_shape, sharding, resident_bytes):
     return None
@@ -288,7 +291,6 @@ def abstract_batch(
 
 
 def _type(target_shape: tuple[int, ...]) -> Any:
-  """Return the type of targets of this shape."""
   return jnp.float32 if target_shape else jnp.int32
 
 

@@ -16,9 +16,9 @@ import numpy as np
 def permutation(seed: int, epoch: int, examples: int) -> np.ndarray:
   """Return a pseudo-random permutation of range(examples), int32 [examples], a pure function of the arguments.
 
-  The permutation sorts raw numbers of the bit generator Philox, because `Generator.permutation` may differ between
-  versions of NumPy. Equal calls return the same array, which is read-only.
+  Equal calls return the same array, which is read-only.
   """
+  # NumPy's `Generator.permutation` may differ between versions. The raw numbers of Philox do not.
   generator = np.random.Philox(key=np.array([seed % 2**64, epoch], np.uint64))
   order = np.argsort(generator.random_raw(examples), kind='stable').astype(np.int32)
   order.flags.writeable = False
@@ -26,7 +26,7 @@ def permutation(seed: int, epoch: int, examples: int) -> np.ndarray:
 
 
 def evenly_spaced(examples: int, most: int) -> np.ndarray:
-  """Return `most` evenly spaced indices of examples, int64 [n]. If there are at most `most` examples, return all."""
+  """Return min(examples, most) evenly spaced indices of examples, int64."""
   count = min(examples, most)
   return np.arange(count) * examples // max(count, 1)
 
@@ -70,10 +70,10 @@ class TrainOrder:
     return indices
 
   def epochs(self, step: Any) -> Any:
-    """Return the index of the epoch of each row of step `step`, int32 [batch_size].
+    """Return the index of the epoch that each example of a step belongs to, int32 [batch_size].
 
     Args:
-      step: index of the step. A traced int32 is allowed.
+      step: index of the step, an int or a traced int32.
     """
     # The product step · batch_size may exceed 32 bits. The loop computes its quotient and remainder bit by bit.
     whole, rest = step // self.examples, step % self.examples
@@ -95,9 +95,8 @@ _BLOCKS, _CLASSES = 2**62, 2**63
 class BalancedOrder:
   """An endless stream in which all classes are equally frequent, cut into batches.
 
-  The stream consists of blocks. A block has one example of every class, in a shuffled order. From a class of n
-  examples, block b takes element b % n of permutation b // n of the class. So the examples of a class are equally
-  frequent too.
+  The stream consists of blocks. A block has one example of every class, in a shuffled order. A class of n examples is
+  shuffled anew after every n blocks, so its examples are equally frequent too.
 
   Attributes:
     seed: seed of the permutations.

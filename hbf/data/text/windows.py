@@ -118,9 +118,9 @@ def shifted_windows(key: jax.Array, resident: Tokens | None, batch: Batch) -> ja
 def draw_starts(key: jax.Array, index: jax.Array, tokens: int, length: int) -> jax.Array:
   """Draw the positions in a text at which training windows begin.
 
-  Window w begins at a random position among w·T, …, (w + 1)·T − 1. If it would then exceed the text of L tokens, it
-  begins at a random one of all L − T possible positions instead. Over an epoch, windows begin at every possible
-  position with equal probability. The random numbers of window w depend only on `key` and w.
+  Window w begins at a random position from w·T to (w + 1)·T − 1. If it would then extend beyond the text of L tokens,
+  it begins instead at a random position from 0 to L − T − 1. So in an epoch, windows begin at each of these L − T
+  positions with equal probability. The random numbers of window w depend only on `key` and w.
 
   Args:
     key: random key of a step.
