@@ -124,7 +124,7 @@ def image_task(about: Mapping[str, Any]) -> type[ImageTask]:
   """Return the class of the task that an exported config.json names.
 
   Raises:
-    UserError: the task is not one on images.
+    UserError: the task is not on images.
   """
   return choose('task', about['task'], {name: kind for name, kind in TASKS.items() if issubclass(kind, ImageTask)})
 

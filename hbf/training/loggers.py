@@ -43,7 +43,7 @@ class Logger(Protocol):
     """Receive images, uint8 [n, H, W, C] with 1 or 3 channels."""
 
   def close(self) -> None:
-    """Learn that this process sends nothing more. A later process may continue the run."""
+    """End the connection. A later process may open it again, to continue the run."""
 
 
 class TensorBoard:
@@ -67,9 +67,9 @@ class TensorBoard:
       self._writer.add_scalar(name, value, step)
 
   def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
-    """Write the histograms. Their sums are computed from the middles of the bins."""
+    """Write the histograms."""
     for name, (counts, edges) in values.items():
-      middles = (edges[:-1] + edges[1:]) / 2
+      middles = (edges[:-1] + edges[1:]) / 2  # TensorBoard also wants sums of the values, which these estimate
       self._writer.add_histogram_raw(
         f'parameters/{name}',
         min=float(edges[0]),

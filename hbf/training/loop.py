@@ -227,7 +227,7 @@ def _train(
   callbacks: Callbacks,
   stopped_here: Callable[[], bool],
 ) -> dict[str, Any] | None:
-  """Train like `train`, but stop when `stopped_here` returns True in any process."""
+  """Do the work of `train`. Stop the run in all processes once `stopped_here` returns True in one of them."""
   experiment, identity = startup.prepare_run(config, workdir, devices, dataset)
   stopped = processes.StopSignal(stopped_here, experiment.mesh)
   with naming_trouble(workdir), startup.claimed(workdir, experiment, identity):

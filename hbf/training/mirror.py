@@ -231,7 +231,7 @@ class Mirror:
     return {'sha256': self._sums[same], 'bytes': about.st_size}
 
   def _write_manifest(self, files: _Files) -> None:
-    """Replace the manifest on the bucket, and then its local copy, which names the state of the local folder."""
+    """Write the manifest to the bucket, and then to the local file that says which state the local folder has."""
     self._lock.check()
     manifest = {'format': 1, 'files': files}
     self._bucket.write(_manifest(self._lock.term), json.dumps(manifest, indent=2).encode())
@@ -372,7 +372,7 @@ def _folder_name(bucket: Bucket) -> str:
 
 
 def _owner(home: pathlib.Path) -> str:
-  """Return the name of a local folder, as the owner of a lock. It is random, and drawn when it is first needed."""
+  """Return the name under which a local folder takes locks: a random text, drawn once and stored in the folder."""
   path = home / 'owner.json'
   if (stored := read_json(path, 'remove it', 'owner')) is None:
     write_json(path, stored := {'owner': uuid.uuid4().hex})
@@ -381,7 +381,7 @@ def _owner(home: pathlib.Path) -> str:
 
 @contextlib.contextmanager
 def _named(address: str, folder: pathlib.Path) -> Iterator[None]:
-  """Replace the local folder by the address in the message of a UserError from the context."""
+  """If the context raises a `UserError`, replace the path `folder` in its message by `address`."""
   try:
     yield
   except UserError as error:

@@ -171,8 +171,8 @@ def _scale(config: ConfigDict) -> optax.GradientTransformation:
 def _scale_by_adafactor(momentum: float) -> optax.GradientTransformation:
   """Return Adafactor without a learning rate, with optax's parts and constants.
 
-  Updates of weights, centers and coefficients are multiplied by the root mean square of the parameter. For other
-  parameters, this size is no measure of a good step: log σ is 0 if σ = 1. So their updates are not multiplied by it.
+  Updates of weights, centers and coefficients are multiplied by the root mean square of the parameter. Updates of
+  other parameters are not: log σ, for example, is 0 if σ = 1, and would then hardly change.
 
   Args:
     momentum: the decay of the average of the updates. 0: there is no average, as in most of the paper.
@@ -233,7 +233,7 @@ def orthogonalize(updates: optax.Updates) -> optax.Updates:
 
 
 def _scale_by_layer(decay: float) -> optax.GradientTransformation:
-  """Multiply the update of each parameter by decay^h, where h is its height: its distance from the head in layers.
+  """Return a transformation that multiplies the update of a parameter by decay^h, with h from `rules.height_of`.
 
   References: Clark et al. 2020, "ELECTRA"; layers are counted as in Bao et al. 2022, "BEiT".
   """

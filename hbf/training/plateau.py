@@ -41,15 +41,15 @@ def scale_by_plateau() -> optax.GradientTransformation:
 def plateau_scale(values: Sequence[float], score: Score, *, patience: int, factor: float, minimum: float) -> float:
   """Return the factor on the learning rate after some evaluations.
 
-  It is multiplied by `factor` after `patience` consecutive evaluations without a new best score. The count then
-  begins anew. `optax.contrib.reduce_on_plateau` does the same, but wants a value in each step.
+  It is 1 at first. After `patience` consecutive evaluations without a new best score, it is multiplied by `factor`.
+  The count then begins anew. `optax.contrib.reduce_on_plateau` does the same, but wants a value in each step.
 
   Args:
     values: the scores of all evaluations so far.
     score: the kind of score.
     patience: the key `optimizer.plateau_patience`.
     factor: the key `optimizer.plateau_factor`.
-    minimum: the least factor on the learning rate, `optimizer.minimum_rate`.
+    minimum: the least result, `optimizer.minimum_rate`: the minimum learning rate as a fraction of the peak.
   """
   best, waited, scale = None, 0, 1.0
   for value in values:

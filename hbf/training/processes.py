@@ -262,9 +262,10 @@ def free_port() -> int:
 
 
 def reachable_host(coordinator: str) -> str:
-  """Return the name or address by which the other processes reach this machine: its address on the way to process 0.
+  """Return the name or address by which the other processes reach this machine.
 
-  On the machine of process 0 itself, this may be a local address. Then the host of the coordinator is returned.
+  It is the address of the network interface that leads to process 0. On the machine of process 0 itself, this may be
+  a local address such as 127.0.0.1. Then the host of `coordinator` is returned.
   """
   host, _, port = coordinator.rpartition(':')
   try:

@@ -120,7 +120,7 @@ def check_on_images(workdir: pathlib.Path) -> None:
 
 
 def check_classifies(workdir: pathlib.Path, what: str) -> None:
-  """Raise UserError unless the folder holds a run of task classification, for `what`, such as 'hbf learn'."""
+  """Raise UserError unless the folder holds a run of task classification. The message names the command `what`."""
   if (task := load_config(workdir).task) != 'classification':
     raise UserError(
       f'{workdir} holds a run of task {task}, and {what} needs classes: give a run of task classification'

@@ -105,9 +105,13 @@ def matrices_of(params: Any) -> Any:
 
 
 def height_of(path: tuple[Any, ...], depth: int) -> int:
-  """Return the number of layers from a parameter to the head.
+  """Return the height of a parameter: its distance from the head, in layers.
 
-  This number is depth − i in block i, depth + 1 before the blocks, and 0 after the blocks.
+  The height is depth + 1 before the blocks, depth − i in block i, and 0 after the blocks.
+
+  Args:
+    path: the path of the parameter, as JAX keys.
+    depth: the number of blocks.
 
   Raises:
     LookupError: the path belongs to no layer. If a network has a new part, its name must be in BEFORE or BEHIND.

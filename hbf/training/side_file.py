@@ -60,7 +60,7 @@ def write_arrays(path: pathlib.Path, about: Mapping[str, Any], arrays: Mapping[s
 
 @contextlib.contextmanager
 def read_arrays(path: pathlib.Path, cure: str, *keys: str) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarray]]]:
-  """Open a file that `write_arrays` wrote, for a `with` statement that uses its facts and its arrays.
+  """Open a file that `write_arrays` wrote. The value of the `with` statement is a pair: the facts, and the arrays.
 
   Args:
     path: the path of the file.

@@ -283,7 +283,8 @@ def _accumulate(gradient: Callable, objective: Objective) -> Callable:
   """Return a function like `gradient` that splits the batch into parts and works on one part after another.
 
   The losses and the gradients of the parts are averaged. The counts of correct predictions are added. If the
-  objective asks for norms, `GradientNorms` follow these counts.
+  objective asks for norms, the result is ((loss, count, `GradientNorms`), gradient). Else it is ((loss, count),
+  gradient), as that of `gradient`.
   """
   parts = objective.accumulate
   if parts == 1:
@@ -307,7 +308,7 @@ def _accumulate(gradient: Callable, objective: Objective) -> Callable:
 
 
 def _with_squared_norm(gradient: Callable) -> Callable:
-  """Return a function like `gradient`, in which the squared norm of the gradient follows the count."""
+  """Return a function like `gradient`, with the result ((loss, count, squared norm of the gradient), gradient)."""
 
   def measured(*arguments: Any) -> Any:
     (value, correct), grads = gradient(*arguments)

@@ -331,7 +331,7 @@ def as_config(stored: dict[str, Any], source: object, cure: str) -> ConfigDict:
 
 
 def _check_values(config: dict[str, Any], source: object, cure: str) -> None:
-  """Check that a config of today's keys has all of them, and that their values are valid."""
+  """Check that a config has all keys of this code, and that their values are valid."""
   sections = {name.partition('.')[0]: dict for name in keys('classification') if '.' in name}
   check_kinds(config, source, cure, **sections, task=str, seed=int)
   check_kinds(config['model'], source, cure, name=str, stage1=dict, stage2=dict)
@@ -358,7 +358,7 @@ def kind_of(workdir: pathlib.Path) -> type[Task]:
 
 
 def with_measured(config: ConfigDict, workdir: pathlib.Path) -> ConfigDict:
-  """Return a config with measured values, such as data.mean. Empty ones get their values from the run folder."""
+  """Return a config in which measured keys that are empty, such as data.mean, have the values from the run folder."""
   # If only one of a pair is empty, it stays empty, and the task says so.
   pairs = ((mean, std) for mean, std in zip(MEASURED[::2], MEASURED[1::2], strict=True) if mean in config.data)
   left = [key for pair in pairs if not any(config.data[key] for key in pair) for key in pair]
