@@ -74,8 +74,8 @@ class Bucket:
   def create(self, name: str, content: bytes) -> bool:
     """Write an object unless it exists. Return True if it now has this content.
 
-    The object is read back, because the answer of the store is not enough. A store may ignore the condition "unless
-    it exists". If a request is sent twice, the store may refuse the second although the first has succeeded.
+    The answer of the store is not reliable, so the object is read back. A store may ignore the condition "unless it
+    exists". If a request is sent twice, the store may refuse the second although the first has succeeded.
     """
     try:
       with self._naming_trouble():

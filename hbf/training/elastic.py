@@ -188,7 +188,7 @@ class Supervisor:
     return roster
 
   def _propose(self, roster: Roster, number: int) -> None:
-    """Write the roster of a round, unless there is one."""
+    """Write the roster of round `number`, unless the round has a roster already."""
     own = self._folder / str(self.process) / 'proposal'
     write_json(own, dataclasses.asdict(roster))
     try:

@@ -44,8 +44,8 @@ class TrainingRun:
     stopwatch: the clock of the steps.
     callbacks: the user's functions.
     stopped: a function that returns True once a signal or a callback has stopped the run.
-    units: a function from parameters to percentages of faulty units (`hbf.training.units`). None if they are not
-      logged.
+    units: a function from parameters to the percentages of dead, constant and doubled units (`hbf.training.units`).
+      None if they are not logged.
     histograms: a function from parameters to histograms (`hbf.training.pictures`). None if no logger takes them.
     profiler: the trace of some steps.
   """
@@ -142,7 +142,10 @@ def _ends_early(run: TrainingRun, step: int) -> bool:
 
 
 def _with_rate(run: TrainingRun, step: int, state: TrainState) -> TrainState:
-  """Return the state with the learning rate that follows from all scores up to a step, for schedule plateau."""
+  """Return the state with the learning rate that schedule plateau gives after the scores up to a step.
+
+  With any other schedule, return the state itself.
+  """
   experiment, optimizer = run.experiment, run.experiment.config.optimizer
   if optimizer.schedule != 'plateau':
     return state
@@ -157,7 +160,7 @@ def _with_rate(run: TrainingRun, step: int, state: TrainState) -> TrainState:
 
 
 def _report_parameters(run: TrainingRun, step: int, state: TrainState) -> None:
-  """Report the percentages of faulty units of stage 2, and the histograms of parameters."""
+  """Report the percentages of dead, constant and doubled units, and the histograms of parameters."""
   with run.stopwatch.paused():
     if run.units:
       run.reporter.units(step, run.units(state.params))

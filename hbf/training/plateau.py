@@ -1,7 +1,7 @@
-"""Schedule plateau: the learning rate falls whenever the score on held-out data has stopped to improve.
+"""Schedule plateau: the learning rate falls whenever the score on held-out data has stopped improving.
 
-The factor on the rate is part of the optimizer's state, so a step reads it and a checkpoint has it. After each
-evaluation it is computed anew from all scores of the run, so a continued run has the same factor.
+The optimizer's state has a factor that multiplies the learning rate. After each evaluation, the factor is computed
+anew from all scores of the run, so a continued run has the same factor.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""Rules for parameters: learning rate, weight decay and sharding. The end of a parameter's path selects its rule.
+"""Rules for parameters: learning rate, weight decay and sharding.
 
-The first rule in `RULES` that matches is used. The beginning of the path tells the parameter's layer. A parameter
-without a rule or a layer is an error.
+The end of a parameter's path selects its rule: the first one in `RULES` that matches. The beginning of the path tells
+the parameter's layer. A parameter without a rule or a layer is an error.
 """
 
 import dataclasses
@@ -24,10 +24,10 @@ class Rule:
     decay: True if weight decay shrinks the parameters.
     tensor: the index of the parameter's axis of heads, hidden units or centers, which is split over the mesh axis
       'tensor'. None if there is no such axis.
-    matrices: the number of matrices side by side in the last two axes of a parameter, which are rows and columns.
-      Muon updates each matrix separately. Earlier axes, such as heads, only index such groups of matrices. 0: Muon
-      does not update the parameter. `BESIDE_OUT`: the number of matrices is the number of columns of this kernel,
-      divided by the number of rows of the kernel `out` in the same module.
+    matrices: the number of matrices side by side in the last two axes of a parameter, such as 3 in the kernel
+      [D, 3·D] of queries, keys and values. Muon updates each matrix separately. 0: Muon does not update the
+      parameter. `BESIDE_OUT`: the number of columns of this kernel, divided by the number of rows of the kernel
+      `out` in the same module. This is 2 in a gated MLP, and 1 in other MLPs.
   """
 
   names: str

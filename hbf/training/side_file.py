@@ -84,7 +84,7 @@ def check_shapes(arrays: Mapping[str, np.ndarray], **axes: str) -> None:
 
   Args:
     arrays: the arrays by name.
-    **axes: for each name, a letter for each axis. Axes with the same letter have the same size.
+    **axes: for each name, a letter for each axis, such as centers='nf'. Axes with the same letter have the same size.
 
   Raises:
     ValueError: an array has other values or other axes.
