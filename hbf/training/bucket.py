@@ -250,12 +250,12 @@ def _read(bucket: Bucket, term: int) -> dict[str, Any]:
 
 
 def _wait_for_end(bucket: Bucket, term: int, left: Mapping[str, Any], say: Callable[[str], None]) -> None:
-  """Return if the owner of a lock gives no sign of life for SILENCE seconds, or as soon as it releases the lock.
+  """Wait until the owner of a lock has released it, or has given no sign of life for SILENCE seconds.
 
   Args:
     bucket: the run's objects.
     term: the term of the lock.
-    left: the content of the lock when it was first read.
+    left: the content of the lock before the wait.
     say: a function that prints a text for the user.
 
   Raises:

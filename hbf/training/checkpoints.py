@@ -368,7 +368,7 @@ def _ending_reads() -> Iterator[None]:
 
 
 def _is_system_error(error: Exception) -> bool:
-  """Return True for an error of memory, permissions or the disk. Such an error is no sign of a damaged checkpoint."""
+  """Return True for an error of memory, permissions or the disk. It does not mean that a checkpoint is damaged."""
   wants_memory = isinstance(error, MemoryError | jax.errors.JaxRuntimeError)
   missing = (None, errno.ENOENT, errno.EISDIR, errno.ENOTDIR)  # the file is missing, or is of another kind
   return wants_memory or (isinstance(error, OSError) and error.errno not in missing) or reason_of(error) is not None

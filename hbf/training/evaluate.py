@@ -93,8 +93,8 @@ def evaluate_workdir(
       are the result's entry `copies`.
     dataset: the run's data set, if it is in memory. None: the data set that the config names.
     edits: True to apply the edits in the run folder, or an `Edits` object of this checkpoint.
-    **moved: new values of the config keys data.dir and data.root, if the data have moved since training. '' keeps the
-      value of the run.
+    **moved: `dir` and `root`, new values of the config keys data.dir and data.root, if the data have moved since
+      training. '' keeps the value of the run.
 
   Raises:
     UserError: the folder is not a run folder, or lacks the checkpoint, average, edits or split. Or the data differ

@@ -256,9 +256,9 @@ def _line(error: Exception) -> str:
 
 
 def _identity(workdir: pathlib.Path, name: str, start: int, make: Callable[[], str]) -> str:
-  """Return the identity that a run has in the program `name`, such as Weights & Biases.
+  """Return the identity that a run has in the program `name`, such as 'wandb'.
 
-  For a new run, `make` returns the identity. For a continued run, the run folder holds it.
+  If `start` is 0, the run is new, and `make` returns the identity. A continued run has it in the run folder.
   """
   path = workdir / IDENTITIES
   stored = read_json(path, 'delete it; the loggers then begin anew') or {}

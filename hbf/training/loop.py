@@ -63,7 +63,13 @@ class TrainingRun:
 
 
 def run_steps(run: TrainingRun, state: TrainState, step: int) -> tuple[TrainState, int]:
-  """Train from `step` to the last step, or until the run is stopped or ends early. Return the state and its step."""
+  """Train until the last step, or until the run is stopped or ends early. Return the state and its step.
+
+  Args:
+    run: the run.
+    state: the state after `step` steps.
+    step: the number of steps taken so far.
+  """
   experiment, reporter, stopwatch = run.experiment, run.reporter, run.stopwatch
   train, due, last = experiment.inputs['train'], experiment.due, experiment.clock.steps
   if step and _evaluates(run, step) and not run.checkpoints.scored(step):  # a signal interrupted this evaluation

@@ -114,10 +114,11 @@ def _cycle_starts(config: ConfigDict, rest: int) -> np.ndarray:
 def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
   """Return the gradient transformation of a config.
 
-  An update goes through these parts in order: clipping, the named optimizer, the rates of centers and sigmas,
-  decoupled weight decay, the rates of layers, the schedule. Optimizer lamb has the rates of centers and sigmas after
-  weight decay. Optimizer schedule_free wraps all parts (Defazio et al. 2024, "The road less scheduled"). It takes the
-  gradient at a point between the parameters of its last step and their average over the steps.
+  An update goes through these parts in order: clipping, the named optimizer, the rates of centers and sigmas
+  (`center_rate`, `sigma_rate`), decoupled weight decay, the rates of layers (`layer_decay`), the schedule. Optimizer
+  lamb has the rates of centers and sigmas after weight decay. Optimizer schedule_free wraps all parts (Defazio et al.
+  2024, "The road less scheduled"). It takes the gradient at a point between the parameters of its last step and their
+  average over the steps.
 
   Raises:
     UserError: the optimizer is unknown. Or it is schedule_free, and the schedule is not constant or the momentum is

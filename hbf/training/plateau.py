@@ -68,7 +68,7 @@ def scale_of(state: TrainState) -> jax.Array:
 
 
 def with_plateau_scale(state: TrainState, scale: float, mesh: Mesh) -> TrainState:
-  """Return the state with another factor on the learning rate."""
+  """Return the state with `scale` as the factor on the learning rate."""
   # A program makes the array: with several processes, `device_put` would compare their values.
   made = jax.jit(jnp.asarray, out_shardings=replicated(mesh))(np.float32(scale))
   return state.replace(opt_state=optax.tree.set(state.opt_state, plateau_scale=made))

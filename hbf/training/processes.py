@@ -281,12 +281,8 @@ def reachable_host(coordinator: str) -> str:
 
 
 def _check_free(port: int) -> None:
-  """Check that the port is free. JAX would end without a message otherwise.
-
-  Raises:
-    UserError: nothing can listen at the port.
-  """
-  try:
+  """Raise UserError if this process can't listen at the port."""
+  try:  # otherwise JAX would end without a message
     socket.create_server(('', port)).close()
   except OSError as error:
     why = os.strerror(error.errno or 0)

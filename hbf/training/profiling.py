@@ -26,7 +26,7 @@ class TracedSteps:
 
 
 def traced_steps(text: str, steps: int) -> TracedSteps | None:
-  """Read the config key `log.profile`, such as '100..110'. Return None for ''.
+  """Return the steps that the config key `log.profile` names, such as '100..110'. None for ''.
 
   Args:
     text: the value of the key.

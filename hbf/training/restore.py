@@ -120,7 +120,12 @@ def check_on_images(workdir: pathlib.Path) -> None:
 
 
 def check_classifies(workdir: pathlib.Path, what: str) -> None:
-  """Raise UserError unless the folder holds a run of task classification. The message names the command `what`."""
+  """Raise UserError unless the folder holds a run of task classification.
+
+  Args:
+    workdir: the folder.
+    what: the command or flag that needs such a run, for the message.
+  """
   if (task := load_config(workdir).task) != 'classification':
     raise UserError(
       f'{workdir} holds a run of task {task}, and {what} needs classes: give a run of task classification'

@@ -27,8 +27,9 @@ Keys = Mapping[str, Mapping[str, Any]]
 class Change:
   """The changes of options from one version of the keys to the next.
 
-  Each attribute is a dict whose keys name parts of the config. '' is the top, and 'model' is a section.
-  'model.stage2:hyperbf' has the options of stage 2, but only in configs whose stage 2 is of the kind hyperbf.
+  Each attribute is a dict whose keys name parts of the config. '' stands for the options outside of all sections, and
+  'model' for those of this section. 'model.stage2:hyperbf' stands for the options of stage 2, but only in configs
+  whose stage 2 is of the kind hyperbf.
 
   Attributes:
     renamed: dicts from the old name of an option to its new name.

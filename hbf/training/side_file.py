@@ -21,7 +21,7 @@ _OTHERS = {
 
 
 class OfCheckpoint(Protocol):
-  """Something that belongs to one checkpoint of a run."""
+  """The edits or the learned classes of one checkpoint of a run."""
 
   @property
   def step(self) -> int:
@@ -29,7 +29,7 @@ class OfCheckpoint(Protocol):
 
   @property
   def average(self) -> bool:
-    """True if the parameters are the moving average."""
+    """True if they belong to the moving average of the parameters."""
 
 
 def check_alone(path: pathlib.Path) -> None:

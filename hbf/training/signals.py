@@ -53,11 +53,8 @@ def signals(guest: bool = False) -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def _ended_by_a_second() -> Iterator[None]:
-  """End the process at the second signal of the same kind.
-
-  A thread reads the signals. Python's own handlers would have to wait until the main thread has compiled, which can
-  take minutes.
-  """
+  """End the process at the second signal of the same kind."""
+  # A thread reads the signals. Python's own handlers would wait while the main thread compiles, maybe for minutes.
   reader, writer = os.pipe()
   os.set_blocking(writer, False)
   before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)

@@ -122,7 +122,7 @@ class Begun:
     step: the number of steps taken so far.
     stopwatch: the stopwatch for the steps, which has counted the steps so far.
     take_steps: the compiled steps.
-    compile_seconds: the time that the compilation of the steps took, in seconds.
+    compile_seconds: the seconds that the compilation of the steps took.
     units: a function from parameters to the percentages of dead, constant and doubled units
       (`hbf.training.units`). None if they are not logged.
     histograms: a function from parameters to histograms (`hbf.training.pictures`). None if no logger takes them.

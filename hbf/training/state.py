@@ -179,7 +179,7 @@ def step_keys(seed: int, step: jax.Array) -> tuple[tuple[jax.Array, jax.Array], 
 
 
 def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, objective: Objective) -> Step:
-  """Return a pure function (state, resident, batch) → state.
+  """Return the pure function of a training step: (state, resident, batch) → state.
 
   `resident` and `batch` are as in `hbf.data.pipeline.inputs`. If the objective has a teacher, `resident` is a
   `WithTeacher`.

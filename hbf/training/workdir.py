@@ -390,7 +390,7 @@ def read_json(path: pathlib.Path, cure: str, *keys: str) -> dict[str, Any] | Non
 
 
 def parse_json(text: bytes, source: object, cure: str, *keys: str) -> dict[str, Any]:
-  """Return the JSON object in a text; see `read_json`. `source` is the text's path, for error messages."""
+  """Return the JSON object in a text; see `read_json`. `source` is the file with the text, for error messages."""
   try:
     value = json.loads(text)
   except (ValueError, RecursionError) as error:  # ValueError also if the text is not UTF-8
@@ -402,7 +402,7 @@ def parse_json(text: bytes, source: object, cure: str, *keys: str) -> dict[str, 
 
 
 def check_keys(value: Mapping[str, Any], source: object, cure: str, keys: Sequence[str]) -> None:
-  """Check that a JSON object has these keys; see `read_json`. `source` is its path, for error messages.
+  """Check that a JSON object has these keys; see `read_json`. `source` is the file with the object, for messages.
 
   Raises:
     UserError: some keys are missing.
@@ -437,7 +437,7 @@ def check_shape(value: Any, source: object, cure: str) -> None:
 
 
 def damaged(source: object, what: str, cure: str) -> UserError:
-  """Return the error for a file with wrong content."""
+  """Return an error that names the file `source`, the fault `what` in its content, and the advice `cure`."""
   return UserError(f'{source} is damaged ({what}): {cure}')
 
 
