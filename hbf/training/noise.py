@@ -10,7 +10,7 @@ from hbf.training.state import GradientNorms
 
 
 def check_noise_scale(config: ConfigDict) -> None:
-  """Raise UserError if the config asks for the noise scale, but its steps do not split batches into parts."""
+  """Raise UserError if the config asks for the noise scale, but `train.accumulate` does not split batches."""
   if config.log.noise_scale and config.train.accumulate == 1:
     raise UserError(
       'log.noise_scale compares the gradient of a batch with the gradients of its parts, and train.accumulate is 1: '

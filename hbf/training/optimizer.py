@@ -234,7 +234,9 @@ def orthogonalize(updates: optax.Updates) -> optax.Updates:
 
 
 def _scale_by_layer(decay: float) -> optax.GradientTransformation:
-  """Return a transformation that multiplies the update of a parameter by decay^h, with h from `rules.height_of`.
+  """Return a transformation that multiplies the update of each parameter by decay^h.
+
+  h is the height of the parameter: its distance from the head in layers (`hbf.training.rules.height_of`).
 
   References: Clark et al. 2020, "ELECTRA"; layers are counted as in Bao et al. 2022, "BEiT".
   """

@@ -60,7 +60,7 @@ def write_arrays(path: pathlib.Path, about: Mapping[str, Any], arrays: Mapping[s
 
 @contextlib.contextmanager
 def read_arrays(path: pathlib.Path, cure: str, *keys: str) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarray]]]:
-  """Open a file that `write_arrays` wrote. The value of the `with` statement is a pair: the facts, and the arrays.
+  """Read a file that `write_arrays` wrote. Use the content inside a `with` statement.
 
   Args:
     path: the path of the file.
@@ -69,6 +69,9 @@ def read_arrays(path: pathlib.Path, cure: str, *keys: str) -> Iterator[tuple[dic
 
   Raises:
     UserError: the file is damaged. If the `with` statement raises KeyError or ValueError, this counts as damage too.
+
+  Yields:
+    The facts, and the arrays by name.
   """
   try:
     arrays = load_npz(path)
