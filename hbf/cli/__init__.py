@@ -111,7 +111,7 @@ def _format_warning(
 def _report_unraisable(unraisable: Any) -> None:
   """Print an exception that cannot be raised, such as one in a destructor, as Python does.
 
-  Nothing is printed if the exception comes from TensorStore after a checkpoint that failed.
+  Print nothing for the exception 'Event loop is closed', which TensorStore raises after an error with a checkpoint.
   """
   if str(unraisable.exc_value) != 'Event loop is closed':
     sys.__unraisablehook__(unraisable)

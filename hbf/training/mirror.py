@@ -246,7 +246,7 @@ class Mirror:
 
 
 def _newest(bucket: Bucket) -> _Files | None:
-  """Return the files that the newest manifest names. None if nothing is at the address.
+  """Return the files of the newest manifest. None if nothing is at the address.
 
   Raises:
     UserError: the address holds objects that are not a run, or the manifest is damaged.
@@ -263,9 +263,13 @@ def _newest(bucket: Bucket) -> _Files | None:
 
 
 def _download(bucket: Bucket, files: _Files, folder: pathlib.Path, scratch: pathlib.Path) -> None:
-  """Download those of the files that a folder does not have yet.
+  """Download the files of a manifest that a folder does not have yet.
 
-  The files are first downloaded into the folder `scratch`. Each is moved into `folder` after a check of its checksum.
+  Args:
+    bucket: the objects of the run.
+    files: the files of the manifest.
+    folder: the folder that gets the files, each after a check of its checksum.
+    scratch: a folder for the files before this check. Its old content is removed.
 
   Raises:
     FileNotFoundError: an object is missing.
@@ -331,7 +335,7 @@ def _inodes(folder: pathlib.Path) -> dict[str, int]:
 
 
 def _has(folder: pathlib.Path, files: _Files) -> bool:
-  """Return True if a folder has these files, or newer checkpoints in place of the old ones."""
+  """Return True if a folder has the files of a manifest. Newer checkpoints may be in place of the manifest's."""
   others = [name for name in files if not name.startswith('checkpoints/')]
   wanted, there = _steps(files), _steps(_inodes(folder))
   return all((folder / name).is_file() for name in others) and max(wanted, default=0) <= max(there, default=0)
@@ -342,7 +346,7 @@ def _steps(names: Mapping[str, Any]) -> set[int]:
 
 
 def _remove_checkpoints(folder: pathlib.Path, files: _Files) -> None:
-  """Remove the checkpoints that are not among these files, and all unfinished checkpoints."""
+  """Remove the checkpoints that are not among the files of a manifest, and all unfinished checkpoints."""
   kept = {str(step) for step in _steps(files)}
   for path in (folder / 'checkpoints').glob('*'):
     if path.name not in kept and path.is_dir():

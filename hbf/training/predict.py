@@ -145,7 +145,7 @@ def answer(classifier: Classifier, images: Sequence[str], top: int, batch_size: 
 
   Args:
     classifier: the classifier.
-    images: paths of images of any size. They are resized as in training.
+    images: paths of images. If the network takes square images, they are resized as in training.
     top: the largest number of classes in an answer, 1 or more. Labels and values are always answered in full.
     batch_size: the largest number of images in memory.
   """
@@ -174,12 +174,12 @@ def _image_or_error(path: str, shape: Sequence[int]) -> np.ndarray | UserError:
 
 
 def read_image(path: str, shape: Sequence[int], content: bytes | None = None) -> np.ndarray:
-  """Return the image in a file, as uint8 [H, W, C] of this shape.
+  """Return the image in a file, as uint8 [H, W, C] of this shape. If H = W, it is resized.
 
   If `content` is given, it has the bytes of the file. Then `path` only names the image in errors.
 
   Raises:
-    UserError: the image can't be read, or H ≠ W and it has another shape. Only square images are resized.
+    UserError: the image can't be read, or H ≠ W and the image in the file has another size.
   """
   height, width, channels = shape
   # Only square images are resized. Data sets of oblong images have one size on disk, and so must these images.

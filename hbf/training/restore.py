@@ -85,7 +85,13 @@ def restore(
 
 
 def with_edits(restored: Restored, workdir: pathlib.Path, average: bool, edits: Edits | bool = True) -> Restored:
-  """Return the network with the edits of the run folder. If `edits` is an `Edits` object, apply these edits instead.
+  """Return the network with edits.
+
+  Args:
+    restored: the network without edits.
+    workdir: the run folder.
+    average: True if the network's parameters are the moving average.
+    edits: True for the edits in the run folder, or an `Edits` object.
 
   Raises:
     UserError: the run has no edits, or none of this checkpoint.

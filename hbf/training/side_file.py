@@ -33,10 +33,10 @@ class OfCheckpoint(Protocol):
 
 
 def check_alone(path: pathlib.Path) -> None:
-  """Raise UserError if the run folder has the other one of the files edits.npz and learned.npz.
+  """Raise UserError if a run that gets edits has learned classes, or the other way round.
 
   Args:
-    path: the path of one of the two files. It need not exist.
+    path: the path of edits.npz or learned.npz, which the run gets. The file need not exist.
   """
   other, trouble = _OTHERS[path.name]
   if (path.parent / other).exists():

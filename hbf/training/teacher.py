@@ -43,7 +43,7 @@ class Teacher:
   temperature: float
 
   def distillation(self, config: ConfigDict) -> Distillation:
-    """Return the loss of distillation for a run. `config` is the run's config with data.mean and data.std."""
+    """Return the loss of distillation for a run. Its `config` must have the measured data.mean and data.std."""
     data, network = config.data, self.network
     loss = Distillation(network.model, self.weight, self.temperature)
     if not network.mean:

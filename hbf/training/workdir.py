@@ -190,7 +190,13 @@ def in_use(workdir: pathlib.Path) -> bool:
 
 
 def _lock(file: TextIO, folder: pathlib.Path, kind: int = fcntl.LOCK_EX) -> bool:
-  """Lock an open file until it is closed. Return False if another process has the lock."""
+  """Lock an open file until it is closed. Return False if another process has the lock.
+
+  Args:
+    file: the file.
+    folder: the folder that the lock is for, for messages.
+    kind: LOCK_EX or LOCK_SH of `fcntl`.
+  """
   try:
     fcntl.flock(file, kind | fcntl.LOCK_NB)
   except (BlockingIOError, PermissionError):  # PermissionError on file systems with POSIX locks
