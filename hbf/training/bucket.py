@@ -184,7 +184,7 @@ class Lock:
       raise _in_use(bucket, _read(bucket, self.term))
 
   def check(self) -> None:
-    """Raise LockLost if another process has taken over."""
+    """Raise LockLost if another process has taken over the run."""
     last = last_term(self._bucket)
     holder = _read(self._bucket, last)
     if last != self.term or any(holder.get(key) != value for key, value in self._owner.items()):
@@ -194,7 +194,7 @@ class Lock:
     """Rewrite the lock's object, as a sign of life. If `released` is True, note in it that the lock is free.
 
     Raises:
-      LockLost: another process has taken over.
+      LockLost: another process has taken over the run.
     """
     self.check()
     self._beats += 1
