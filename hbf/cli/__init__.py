@@ -19,11 +19,11 @@ flags.disclaim_key_flags()
 
 
 def resolve_config_path(config: str) -> str:
-  """Return the value of --config that ml_collections understands, for the value that the user gave.
+  """Return a value of --config that ml_collections understands, for the value that the user gave.
 
-  A value is DATA[:arguments]. If DATA is the path of a config file, the value is returned unchanged. If DATA is the
-  name of a data set, the result is FILE:NAME[:arguments], where FILE is the module with the configs of all data sets.
-  The data set can also be given as configs/NAME.py, even in a folder that has no such file.
+  The user gives DATA[:arguments]. If DATA is the path of a config file, this value is returned unchanged. DATA may
+  also be a data set: its NAME, or configs/NAME.py, even if there is no such file. Then the result is
+  FILE:NAME[:arguments], where FILE is the module with the configs of all data sets.
   """
   path, colon, arguments = config.partition(':')
   name = re.fullmatch(r'(?:\./)?configs/(\w+)\.py|(\w+)', path)
@@ -111,7 +111,7 @@ def _format_warning(
 def _report_unraisable(unraisable: Any) -> None:
   """Print an exception that cannot be raised, such as one in a destructor, as Python does.
 
-  Nothing is printed if the exception comes from TensorStore after a checkpoint that failed.
+  Print nothing for the exception 'Event loop is closed', which TensorStore raises after an error with a checkpoint.
   """
   if str(unraisable.exc_value) != 'Event loop is closed':
     sys.__unraisablehook__(unraisable)

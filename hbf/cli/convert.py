@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _import(flags: argparse.Namespace, moved: dict[str, str]) -> str:
-  """Make a run folder from a file. Return a message for the user.
+  """Make a run folder from a file with the authors' weights. Return a message for the user.
 
   `moved` has the values of the config keys data.dir and data.root that flags set.
   """
@@ -52,7 +52,7 @@ def _import(flags: argparse.Namespace, moved: dict[str, str]) -> str:
 
 
 def _export(flags: argparse.Namespace, moved: dict[str, str]) -> str:
-  """Write a run's weights to a file. Return a message for the user. `moved` is as in `_import`."""
+  """Write a run's weights to a file in the authors' format. Return a message for the user. `moved`: see `_import`."""
   from hbf.interop import authors
   from hbf.models.classifier import ImageClassifier
   from hbf.training.restore import restore

@@ -31,7 +31,7 @@ DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder or text, if i
 
 
 def main(argv: Sequence[str]) -> int:
-  """Edit, undo or list edits, and print the run's edits."""
+  """Make edits or undo one, as the flags say. Then print all edits of the run, and return the exit status."""
   images, workdir = argv[1:], pathlib.Path(WORKDIR.value).expanduser()
   check(images)
   from hbf.editing.edit import MARGIN as MARGIN_OF_IMAGES

@@ -28,7 +28,7 @@ JSON = flags.DEFINE_boolean('json', False, 'Print a JSON list of {prompt, text}.
 
 
 def main(argv: Sequence[str]) -> int:
-  """Generate and print."""
+  """Continue the prompts, print the texts, and return the exit status."""
   del argv
   if not PROMPTS.value:
     raise UserError("no text to continue: give --prompt='…'")

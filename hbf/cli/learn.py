@@ -24,7 +24,7 @@ DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder, if it has mo
 
 
 def main(argv: Sequence[str]) -> int:
-  """Learn, forget or list classes, and print the learned classes."""
+  """Learn classes or forget one, as the flags say. Then print all learned classes, and return the exit status."""
   del argv
   if (bool(IMAGES.value), bool(FORGET.value), LIST.value).count(True) != 1:
     raise UserError('give new classes by --images=FOLDER, or --list, or --forget=CLASS')

@@ -36,7 +36,7 @@ JSON = flags.DEFINE_boolean(
 
 
 def main(argv: Sequence[str]) -> int:
-  """Classify the images and print the answers. With --export, also export the model."""
+  """Print the answers to the images, and return the exit status. With --export, also export the model."""
   if bool(WORKDIR.value) == bool(MODEL.value):
     raise UserError('give either the --workdir of a run or the --model of an exported folder')
   if MODEL.value and (EXPORT.value or PAGE.value or CHECKPOINT.value != 'latest' or AVERAGE.value or EDITS.value):

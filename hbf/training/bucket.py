@@ -45,7 +45,7 @@ class Bucket:
     """Connect to the bucket.
 
     Raises:
-      UserError: the address names no folder, or the package for this kind of bucket is missing.
+      UserError: the address names a bucket but no folder in it, or the package for this kind of bucket is missing.
     """
     kind = address.partition('://')[0]
     if not re.fullmatch(r'\w+://[^/\s]+(/[^/\s]+)+/?', address) or '/..' in address:
@@ -59,7 +59,7 @@ class Bucket:
       self._store, self._root = fsspec.url_to_fs(self.address, use_listings_cache=False, skip_instance_cache=True)
 
   def read(self, name: str) -> bytes | None:
-    """Return the content of an object. None if there is no such object."""
+    """Return the content of an object. None if it does not exist."""
     with self._naming_trouble():
       try:
         return self._store.cat_file(self._path(name))
@@ -74,8 +74,8 @@ class Bucket:
   def create(self, name: str, content: bytes) -> bool:
     """Write an object unless it exists. Return True if it now has this content.
 
-    The object is read back, because the answer of the store is not enough. A store may ignore the condition "unless
-    it exists". If a request is sent twice, the store may refuse the second although the first has succeeded.
+    The answer of the store is not reliable, so the object is read back. A store may ignore the condition "unless it
+    exists". If a request is sent twice, the store may refuse the second although the first has succeeded.
     """
     try:
       with self._naming_trouble():
@@ -96,7 +96,7 @@ class Bucket:
       return sorted(path.removeprefix(f'{self._root}/') for path in found)
 
   def is_empty(self) -> bool:
-    """Return True if there is nothing at the address. Only one level is listed."""
+    """Return True if there is nothing at the address."""
     with self._naming_trouble():
       try:
         return not [path for path in self._store.ls(self._root, detail=False) if path.strip('/') != self._root]
@@ -119,7 +119,7 @@ class Bucket:
       self._store.get([self._path(name) for name in files], [str(path) for path in files.values()])
 
   def remove(self, names: Sequence[str]) -> None:
-    """Remove objects. Objects that are missing already are no error."""
+    """Remove objects. Do nothing for an object that does not exist."""
     with self._naming_trouble(), contextlib.suppress(FileNotFoundError):
       if names:
         self._store.rm([self._path(name) for name in names])
@@ -129,10 +129,7 @@ class Bucket:
 
   @contextlib.contextmanager
   def _naming_trouble(self, missing: type[Exception] = UserError) -> Iterator[None]:
-    """Turn an error of the store inside the context into a UserError of one line.
-
-    If an object or the bucket is missing, raise an error of the type `missing` instead.
-    """
+    """Turn errors of the store into a `UserError` of one line, or into `missing` if something does not exist."""
     try:
       yield
     except FileNotFoundError as error:
@@ -157,12 +154,12 @@ class Lock:
 
   The process that created the object with the highest term has the lock, and is its owner. To take the lock, a
   process creates the object with the next term. Only one process can do this. The owner rewrites its object every
-  BEAT seconds. If the object stays unchanged for SILENCE seconds, the owner counts as dead, and another process may
-  take the next term. The clocks of two machines are never compared. If an owner was only asleep, it finds the higher
-  term, and stops writing.
+  BEAT seconds, as a sign of life. If the object stays unchanged for SILENCE seconds, the owner counts as dead, and
+  another process may create the object with the next term. The clocks of two machines are never compared. If an owner
+  was only suspended, it sees after its return that a higher term exists, and stops writing.
 
   Attributes:
-    term: the term of this owner.
+    term: the number of the term that this process took.
   """
 
   def __init__(self, bucket: Bucket, owner: str, say: Callable[[str], None]):
@@ -170,8 +167,8 @@ class Lock:
 
     Args:
       bucket: the run's objects.
-      owner: the name of the local folder of the run. No other process can use this folder now. So a lock that an
-        owner with this name on this host has left behind is taken at once.
+      owner: a name for the local folder of the run. The caller has locked this folder on this host. So an earlier
+        owner with the same name and host is certainly dead, and its lock is taken without waiting.
       say: a function that prints a text for the user.
 
     Raises:
@@ -187,17 +184,17 @@ class Lock:
       raise _in_use(bucket, _read(bucket, self.term))
 
   def check(self) -> None:
-    """Raise LockLost if another process has taken over."""
+    """Raise LockLost if another process has taken over the run."""
     last = last_term(self._bucket)
     holder = _read(self._bucket, last)
     if last != self.term or any(holder.get(key) != value for key, value in self._owner.items()):
       raise LockLost(f'{self._bucket.address} was taken over by {_describe(holder)}: nothing more is written there')
 
   def beat(self, released: bool = False) -> None:
-    """Give a sign of life, or release the lock.
+    """Rewrite the lock's object, as a sign of life. If `released` is True, note in it that the lock is free.
 
     Raises:
-      LockLost: another process has taken over.
+      LockLost: another process has taken over the run.
     """
     self.check()
     self._beats += 1
@@ -205,7 +202,11 @@ class Lock:
 
   @contextlib.contextmanager
   def held(self, lost: Callable[[LockLost], None]) -> Iterator[None]:
-    """Give signs of life during the context, and release the lock at its end. If the lock is lost, call `lost`."""
+    """Give signs of life during the context, and release the lock at its end.
+
+    Args:
+      lost: a function that is called in another thread if another process has taken the lock.
+    """
     ended = threading.Event()
 
     def live() -> None:
@@ -249,16 +250,16 @@ def _read(bucket: Bucket, term: int) -> dict[str, Any]:
 
 
 def _wait_for_end(bucket: Bucket, term: int, left: Mapping[str, Any], say: Callable[[str], None]) -> None:
-  """Wait until the owner of a lock counts as dead, or releases it.
+  """Wait until the owner of a lock has released it, or has given no sign of life for SILENCE seconds.
 
   Args:
     bucket: the run's objects.
-    term: the number of the lock, which is greater by one for each new owner.
-    left: the content of the lock when it was first read. A change of the content shows that the owner is alive.
+    term: the term of the lock.
+    left: the content of the lock before the wait.
     say: a function that prints a text for the user.
 
   Raises:
-    UserError: the owner is alive, so the run is in use.
+    UserError: the content of the lock has changed, so its owner is alive.
   """
   say(f'{bucket.address} is locked by {_describe(left)}; waits up to {SILENCE:.0f} s for a sign of life')
   end = time.monotonic() + SILENCE

@@ -34,9 +34,13 @@ class Callbacks:
     return bool(self._callbacks)
 
   def __call__(self, step: int, metrics: Mapping[str, Any], state: TrainState, last: bool) -> None:
-    """Call all callbacks after a step. If one returns True, the run stops. `last` is True after the run's last step.
+    """Call all callbacks after a step. Set `stopped` if one returns True, unless the run ends with this step anyway.
 
-    A run does not count as stopped after its last step.
+    Args:
+      step: the number of steps taken so far.
+      metrics: the metrics that the callbacks see (`callback_metrics`).
+      state: the state after the step.
+      last: True if the run ends with this step.
     """
     try:
       answers = [_stops(callback(step, metrics, state)) for callback in self._callbacks]

@@ -47,10 +47,11 @@ class RestoredState(NamedTuple):
 
 
 class Checkpoints:
-  """The folder `checkpoints/` of a run: <step>/params, <step>/training, and <step>/average if the run keeps one.
+  """The folder `checkpoints/` of a run. Each checkpoint is a folder <step> with two or three items.
 
-  Parameters and their average are separate items, so that an evaluation reads only one of them. Orbax's format has no
-  checksums of the arrays. This class adds them to the metadata.
+  The item `params` has the parameters, `average` their average if the run keeps one, and `training` the rest of the
+  state. So an evaluation reads only one item. Orbax's format has no checksums of the arrays. This class adds a
+  checksum of each item to the metadata.
 
   In a run of several processes, all must open, save and close together, and compute checksums together. But each
   process reads a checkpoint without waiting for the others.
@@ -132,14 +133,12 @@ class Checkpoints:
 
   @property
   def latest(self) -> int | None:
-    """The step of the newest complete checkpoint. Its files may be damaged. None without checkpoints."""
+    """The step of the newest complete checkpoint, whose files may be damaged. None if there is no checkpoint."""
     return max(self._steps(), default=None)
 
   def _steps(self) -> list[int]:
-    """Return the steps of all checkpoints, sorted. A file in place of a checkpoint's folder counts as a checkpoint.
-
-    Orbax would ignore such a file, and then the damage would not be noticed.
-    """
+    """Return the steps of all checkpoints, sorted."""
+    # A file in place of a checkpoint's folder counts too. Orbax would ignore it, and hide the damage.
     return sorted(int(path.name) for path in self._folder.iterdir() if path.name.isdecimal())
 
   def find(self, which: str) -> int:
@@ -164,18 +163,20 @@ class Checkpoints:
     raise UserError(f'no checkpoint {which!r} in {self._folder}: use latest, best or one of {known}')
 
   def _read(self, step: int, items: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int], dict[str, Any]]:
-    """Return the metadata of a checkpoint, the saved checksums by item, and the items. The items are not checked yet.
+    """Return the metadata of a checkpoint, the saved checksum of each item, and the items, by their names.
+
+    The caller must compare the checksums.
 
     Args:
       step: the step of the checkpoint.
-      items: for each item to read, a tree of arrays or shapes with the shardings that its arrays get.
+      items: for the name of each item to read, a tree of arrays or shapes, with the shardings that the arrays get.
     """
     about, sums = self._about(step)
     args = {name: ocp.args.StandardRestore(_abstract(item)) for name, item in items.items()}
     return about, sums, dict(self._reader.restore(step, args=ocp.args.Composite(**args)).items())
 
   def _about(self, step: int) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return the metadata of a checkpoint, and the checksums by item. An older checkpoint has no checksums."""
+    """Return the metadata of a checkpoint, and the checksums of its items by name. Old checkpoints have none."""
     # Orbax returns empty metadata for a file that it can't read, and also reads the metadata of all arrays.
     saved = json.loads((self._folder / str(step) / '_CHECKPOINT_METADATA').read_text())['custom_metadata']
     if saved.keys() <= UNCHECKED:
@@ -186,9 +187,10 @@ class Checkpoints:
     return about, sums
 
   def _as_saved(self, step: int, tree: Any, former: Any) -> Any:
-    """Return `tree` with the parameter names of the checkpoint, so that Orbax can restore the checkpoint into it.
+    """Return `tree` with the parameter names that the checkpoint has, since Orbax restores only into the same names.
 
-    A checkpoint of older code may have other names, and parameters that the network no longer has.
+    In a checkpoint of older code, some parameters may have other names, and there may be parameters that the network
+    no longer has.
 
     Args:
       step: the step of the checkpoint.
@@ -297,13 +299,14 @@ def _manager(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
 
 
 def _alone() -> ocp.options.MultiprocessingOptions:
-  """Return Orbax's options for reading without the other processes. Else all would hang if one failed to read."""
+  """Return the options with which Orbax reads without waiting for the other processes."""
+  # With the default options, all processes would hang if one failed to read.
   own = jax.process_index()
   return ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
 
 
 def _rename_damaged(folder: pathlib.Path) -> pathlib.Path:
-  """Rename a damaged checkpoint. Return the new path."""
+  """Rename the folder of a damaged checkpoint, and return the new path."""
   taken = len([*folder.parent.glob(f'{folder.name}.damaged*')])
   aside = folder.with_name(f'{folder.name}.damaged' + (f'-{taken + 1}' if taken else ''))
   folder.rename(aside)
@@ -351,7 +354,7 @@ class _Best:
 
 @contextlib.contextmanager
 def _ending_reads() -> Iterator[None]:
-  """If reading a checkpoint fails inside the context, end the reads that still run, and silence their messages."""
+  """If Orbax fails inside the context, end its reads that still run in the background, and silence their messages."""
   hook, log = sys.unraisablehook, logging.getLogger('asyncio')
   sys.unraisablehook, log.disabled = lambda _: None, True
   try:
@@ -365,7 +368,7 @@ def _ending_reads() -> Iterator[None]:
 
 
 def _is_system_error(error: Exception) -> bool:
-  """Return True for an error of memory, permissions or the disk. Such an error is no sign of a damaged checkpoint."""
+  """Return True for an error of memory, permissions or the disk. It does not mean that a checkpoint is damaged."""
   wants_memory = isinstance(error, MemoryError | jax.errors.JaxRuntimeError)
   missing = (None, errno.ENOENT, errno.EISDIR, errno.ENOTDIR)  # the file is missing, or is of another kind
   return wants_memory or (isinstance(error, OSError) and error.errno not in missing) or reason_of(error) is not None
@@ -373,20 +376,17 @@ def _is_system_error(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def _raising_refusals(folder: pathlib.Path) -> Iterator[None]:
-  """If the context fails because the system refuses to read a checkpoint's file, raise the system's error.
-
-  Orbax reports some files without read permission as missing.
-  """
+  """If the context fails, and the system refuses to read a file in `folder`, raise the system's `OSError` instead."""
   try:
     yield
   except Exception as error:
-    if not _is_system_error(error):
+    if not _is_system_error(error):  # Orbax reports some files without read permission as missing
       _check_readable(folder)
     raise
 
 
 def _check_readable(folder: pathlib.Path) -> None:
-  """Read every byte of a checkpoint. Raise the OSError with which the system refuses to read a file."""
+  """Read all files of a checkpoint. Raise the `OSError` of the first one that the system refuses to read."""
   folders = [folder]
   while folders:
     path = folders.pop()
@@ -407,7 +407,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _items(state: TrainState) -> dict[str, Any]:
-  """Return the parts of a state that a checkpoint stores separately: params, training, and average if it exists."""
+  """Return the items of a state by name (see `Checkpoints`)."""
   training = {'step': state.step, 'opt_state': state.opt_state, 'totals': state.totals}
   training |= {name: part for name in ('skips', 'norms') if (part := getattr(state, name)) is not None}
   items = {'params': state.params, 'training': training, 'average': state.average}
@@ -429,10 +429,14 @@ def _select(found: Any, tree: Any) -> Any:
 
 
 def _describe_changed(items: Mapping[str, Any], sums: Mapping[str, int]) -> str:
-  """Describe the items whose bytes differ from the saved ones. All processes call this together.
+  """Describe in words the items whose checksums differ from the saved ones. All processes must call this together.
+
+  Args:
+    items: the items by name.
+    sums: the saved checksums by name. {}: the checkpoint has none.
 
   Returns:
-    A text; '' if the bytes are the same, or if the checkpoint has no checksums.
+    A text. It is '' if all are equal, or if the checkpoint has no checksums.
   """
   changed = [name for name, item in items.items() if sums and checksum(item) != sums.get(name)]
   return f'the bytes of {" and ".join(changed)} are not those that were saved' if changed else ''

@@ -65,7 +65,7 @@ class Distillation:
     return (1 - self.weight) * loss + self.weight * self.temperature**2 * found
 
   def _inputs(self, inputs: jax.Array) -> jax.Array:
-    """Return the student's inputs with the normalization of the teacher's images. Texts stay as they are."""
+    """Return the student's images, normalized with the mean and deviation of the teacher. Return texts unchanged."""
     if self.ours is None or self.theirs is None:
       return inputs
     return renormalize(inputs, self.ours, self.theirs)

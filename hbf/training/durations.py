@@ -77,7 +77,7 @@ class Clock:
     return Every(period, self.batch_size)
 
   def calls(self, start: int, most: int, events: Iterable['Event']) -> list[int]:
-    """Split the run's steps after `start` into calls of the compiled program. Return the number of steps of each.
+    """Split the run's steps after `start` into calls of the compiled program. Return the number of steps in each.
 
     Args:
       start: the number of steps taken so far.

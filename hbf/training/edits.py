@@ -98,7 +98,7 @@ class Edits:
     return np.asarray(self.responses(points) @ self.params['coefficients'], np.float32)
 
   def responses(self, points: np.ndarray) -> np.ndarray:
-    """Return the responses of the E centers to points [n, D], float64 [n, E]. A response is 1 at the center."""
+    """Return the responses of all E centers to points [n, D], float64 [n, E]. A center's response to itself is 1."""
     basis = ball(jnp.asarray(self._joined('radii')), jnp.asarray(self.metric))
     return np.asarray(responses(jnp.asarray(points), jnp.asarray(self._joined('centers')), basis), np.float64)
 

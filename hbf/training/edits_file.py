@@ -102,7 +102,7 @@ def edits_if_any(workdir: pathlib.Path, step: int, average: bool) -> Edits | Non
 
 
 def warn_of_edits(workdir: pathlib.Path, applied: bool) -> None:
-  """Warn if a run has edits that are not applied."""
+  """Warn if a run has edits, unless `applied` says that the command applies them."""
   if not applied and (workdir / FILE).exists():
     warn(f'{workdir} has edits, which are left out: --edits applies them')
 
@@ -116,7 +116,7 @@ def to_rows(edits: Edits) -> list[tuple[str, ...]]:
 
 
 def _visible(text: str) -> str:
-  """Return a text for a cell of a table, with signs for line breaks. Quotes show spaces at its beginning and end."""
+  """Return a text for a table cell, with ⏎ for line breaks, and in quotes if it begins or ends in a space."""
   text = text.replace('\n', '⏎')
   return f'‘{text}’' if text != text.strip() else text
 

@@ -59,13 +59,16 @@ class Roster:
 
 
 def choose_roster(members: Sequence[int], present: Mapping[int, str], newer: bool, busy: bool) -> Roster:
-  """Return the next roster, with all present processes or with a reason why the run ends.
+  """Return the roster of the next round, with all processes that are present.
+
+  The roster ends the run if the run folder is still locked. It also ends the run if nothing would be different in the
+  next round: all members are present, and the last round has saved no checkpoint.
 
   Args:
-    members: the processes of the last round.
-    present: HOST:PORT of each process that takes part in the next round. There is at least one.
+    members: the indices P of the processes of the last round.
+    present: HOST:PORT of each process that is there for the next round, by P. There is at least one.
     newer: True if the run has saved a checkpoint in the last round.
-    busy: True if another process holds the lock of the run folder.
+    busy: True if a process still holds the lock of the run folder.
   """
   end = ''
   if busy:
@@ -97,7 +100,11 @@ class Supervisor:
   received: list[int] = dataclasses.field(default_factory=list)
 
   def run(self, coordinator: str, processes: int) -> int:
-    """Start children, one after the other, until a child ends although no process was lost. Return its exit status.
+    """Run a child in each round, until a child ends for another reason than a lost process. Return its exit status.
+
+    Args:
+      coordinator: HOST:PORT of process 0 in the first round.
+      processes: the number of processes in the first round.
 
     Raises:
       UserError: the run cannot go on.
@@ -121,7 +128,11 @@ class Supervisor:
           print(f'processes left: {count}; the run goes on from its last checkpoint', file=sys.stderr, flush=True)
 
   def _run_child(self, roster: Roster, number: int) -> int:
-    """Start a child, pass signals on to it and wait for its end. Return the exit status that a shell would report."""
+    """Start the child of round `number`, pass signals on to it and wait for its end.
+
+    Return the exit status that a shell would report. If the child still runs GRACE_SECONDS after another process
+    has begun the next round, kill it, and return LOST_STATUS.
+    """
     child = self.launch(roster.coordinator, len(roster.members), roster.members.index(self.process))
     sent, limit = 0, float('inf')
     try:
@@ -142,10 +153,10 @@ class Supervisor:
       child.wait()
 
   def _agree(self, members: Sequence[int], number: int, before: int) -> Roster | None:
-    """Take part in a round. Return its roster once there is one, or None if a signal comes first.
+    """Take part in the choice of the processes of a new round. Return its roster. None: a signal came first.
 
     Args:
-      members: the processes of the last round.
+      members: the indices P of the processes of the last round.
       number: the number of the new round.
       before: the step of the newest checkpoint at the start of the last round.
 
@@ -177,7 +188,7 @@ class Supervisor:
     return roster
 
   def _propose(self, roster: Roster, number: int) -> None:
-    """Write the roster of a round, unless there is one."""
+    """Write the roster of round `number`, unless the round has a roster already."""
     own = self._folder / str(self.process) / 'proposal'
     write_json(own, dataclasses.asdict(roster))
     try:
@@ -195,21 +206,21 @@ class Supervisor:
     return self._folder / str(process) / f'{number}.json'
 
   def _newest_round(self) -> int:
-    """Return the highest number of a round in the run folder, from this start or earlier ones. 0 if there is none."""
+    """Return the highest round number R among the files in `elastic/`. 0 if there is none."""
     return _highest(path.stem for path in self._folder.rglob('*.json'))
 
   def _newest_checkpoint(self) -> int:
-    """Return the step of the newest checkpoint. 0 if there is none."""
+    """Return the step of the run's newest checkpoint. 0 if there is none."""
     return _highest(path.name for path in self.workdir.glob('checkpoints/*'))
 
 
 def _highest(names: Iterable[str]) -> int:
-  """Return the highest of the names that are numbers. 0 if there is none."""
+  """Return the highest number among names, some of which may not be numbers. 0 if there is none."""
   return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
 def supervise(workdir: pathlib.Path, coordinator: str, processes: int | None, process: int | None) -> int:
-  """Run this command as a child, and start it again with fewer processes whenever others are lost.
+  """Run this command as a child, and start it again with the processes that are left whenever some are lost.
 
   Args:
     workdir: the run folder.
@@ -237,7 +248,10 @@ def supervise(workdir: pathlib.Path, coordinator: str, processes: int | None, pr
 
 
 def end_with_supervisor() -> None:
-  """If this process is the child of a supervisor, end it when the supervisor ends. So it cannot keep the lock."""
+  """If this process is the child of a supervisor, end it when the supervisor ends.
+
+  Otherwise the child could live on, and keep the lock of the run folder.
+  """
   parent = int(os.environ.pop(PARENT, 0))
   if not parent:
     return
@@ -253,10 +267,8 @@ def end_with_supervisor() -> None:
 
 
 def _launch_again(coordinator: str, processes: int, process: int) -> 'subprocess.Popen[Any]':
-  """Start the command of this process again, without --elastic and with these values of the three flags.
-
-  The new flags stand after the old ones. If a flag is given twice, the last one counts.
-  """
+  """Start the command of this process again, without --elastic and with these values of the three flags."""
+  # If a flag is given twice, the last one counts.
   flags = ['--noelastic', f'--coordinator={coordinator}', f'--processes={processes}', f'--process={process}']
   # A session of its own: Ctrl-C reaches the child only through the supervisor, once.
   return subprocess.Popen(

@@ -27,7 +27,8 @@ class Evaluation:
   """The scores of one checkpoint on one split.
 
   Attributes:
-    result: what `summarize` and `details` of `hbf.tasks.task.TaskScores` return, and facts about the evaluation.
+    result: the scores by name, tables and curves such as the confusion matrix (`hbf.tasks.task.TaskScores`), and
+      facts about the evaluation, such as the run's seed and the device. JSON can hold all values.
     task: the task of the run.
   """
 
@@ -37,7 +38,7 @@ class Evaluation:
   def save(self, folder: pathlib.Path) -> None:
     """Write the result to the file eval-<split>-<step>.json in a folder. A missing folder is made.
 
-    `-average` follows the step if the average was evaluated, and `-edited` if edits were applied.
+    The name has `-average` after the step if the average was evaluated, and then `-edited` if edits were applied.
 
     Raises:
       UserError: the file cannot be written.
@@ -59,7 +60,7 @@ def _find(workdir: pathlib.Path, checkpoint: str) -> int:
 
 
 def _with_copies(task: Task, copies: str) -> Task:
-  """Return the task with test-time copies of this kind (`hbf.data.augment.copies`), or the task itself for ''."""
+  """Return the task with `copies` in place of the config's `evaluate.copies`. '': the task stays as it is."""
   if not copies:
     return task
   if not isinstance(task, ImageTask):
@@ -92,8 +93,8 @@ def evaluate_workdir(
       are the result's entry `copies`.
     dataset: the run's data set, if it is in memory. None: the data set that the config names.
     edits: True to apply the edits in the run folder, or an `Edits` object of this checkpoint.
-    **moved: new values of the config keys data.dir and data.root, if the data have moved since training. '' keeps the
-      value of the run.
+    **moved: `dir` and `root`, new values of the config keys data.dir and data.root, if the data have moved since
+      training. '' keeps the value of the run.
 
   Raises:
     UserError: the folder is not a run folder, or lacks the checkpoint, average, edits or split. Or the data differ

@@ -28,7 +28,7 @@ class StateEvaluation(NamedTuple):
   def scores(self, *names: str) -> dict[str, Any]:
     """Return the scores of these names for the parameters.
 
-    The entries `average` and `copies` hold the scores of the same names for the other evaluations.
+    If there are other evaluations, the entries `average` and `copies` hold their scores of the same names.
     """
     values = {name: self.params.summary[name] for name in names}
     if self.average is not None:

@@ -90,8 +90,9 @@ class Experiment(Plan):
       the parameters of the teacher, if there is one.
     order: the order of the training examples.
     objective: the function that a step minimizes.
-    evaluator: the evaluator of a split.
-    copies_evaluator: the evaluator of copies of the examples (`evaluate.copies`). None if there are no copies.
+    evaluator: a function that measures the scores of parameters on a split.
+    copies_evaluator: like `evaluator`, but the network's outputs for several changed copies of an image are averaged
+      (`evaluate.copies`). None if the run uses no copies.
     steps_per_call: the largest number of steps in one call of the compiled program.
     flops: the floating-point operations of a forward pass for one image, or for one token of a text.
   """

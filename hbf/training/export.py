@@ -124,7 +124,7 @@ def image_task(about: Mapping[str, Any]) -> type[ImageTask]:
   """Return the class of the task that an exported config.json names.
 
   Raises:
-    UserError: the task is not one on images.
+    UserError: the task is not on images.
   """
   return choose('task', about['task'], {name: kind for name, kind in TASKS.items() if issubclass(kind, ImageTask)})
 
@@ -182,7 +182,7 @@ def check_free(folder: pathlib.Path) -> None:
 
 
 def _program(model: TrainedClassifier) -> jax.export.Exported:
-  """Return a compiled program that computes the logits, for any number of images and every platform."""
+  """Return the program that computes the logits, exported for any number of images and for all of PLATFORMS."""
   shape = ', '.join(('b', *map(str, model.about['image_shape'])))
   images = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), jnp.uint8)
   params = {name: jax.ShapeDtypeStruct(param.shape, param.dtype) for name, param in model.params.items()}

@@ -54,7 +54,7 @@ class Initial:
 
 
 def read_initial(config: ConfigDict, model: nn.Module, task: Task) -> Initial:
-  """Read the weights that `init_from` names, from another project or from this one (`hbf.training.own_weights.read`).
+  """Read the weights that `init_from` names. This package or another project has trained them.
 
   The config must describe the network of the weights. The classes or the vocabulary may differ. The size of images
   may differ too if the network accepts other sizes.
@@ -91,10 +91,16 @@ def read_initial(config: ConfigDict, model: nn.Module, task: Task) -> Initial:
 def _fitted_to_images(
   network: Network, model: ImageClassifier, task: Task, path: str
 ) -> tuple[Params, tuple[str, ...], str]:
-  """Return a network's parameters for the images of a task. The positions are resized to the size of the images.
+  """Return a network's parameters, with its learned positions resized to the images of a task.
 
   Also return the names of the parameters that the run must draw at random, and a phrase about the head for the
-  console. `path` is the value of `init_from`, for messages.
+  console.
+
+  Args:
+    network: the network that was read.
+    model: the network of the run.
+    task: the task of the run.
+    path: the value of `init_from`, for messages.
 
   Raises:
     UserError: the images have another number of channels.
@@ -113,10 +119,14 @@ def _fitted_to_images(
 
 
 def _fitted_to_texts(network: TextNetwork, model: LanguageModel, task: Task) -> tuple[Params, tuple[str, ...], str]:
-  """Return a network's parameters for the texts of a task.
+  """Return a network's parameters, the names of those that the run must draw at random, and a phrase for the console.
 
-  Also return the names of the parameters that the run must draw at random, and a phrase about the vocabulary for the
-  console.
+  If the run has another vocabulary, it must draw the embedding and the head. The phrase tells the user about this.
+
+  Args:
+    network: the network that was read.
+    model: the network of the run.
+    task: the task of the run.
   """
   tokenizer, params = task.dataset.tokenizer, dict(network.params)
   # A model of masked tokens has one token more than its tokenizer, the mask.
@@ -127,7 +137,7 @@ def _fitted_to_texts(network: TextNetwork, model: LanguageModel, task: Task) -> 
 
 
 def _arguments(found: Network | TextNetwork, config: ConfigDict, task: Task) -> str:
-  """Return the flags of `hbf train` that make the config describe the network `found`. '' if it does already."""
+  """Return the flags of `hbf train` with which `config` would describe the network `found`. '' if none are needed."""
   name = found.config['name']
   theirs, ours = flatten(found.config), flatten(config.model.to_dict())
   stages = stage_names(name)

@@ -1,6 +1,8 @@
-"""Learned classes: classes that are added to a trained classifier without training. Each class has one center.
+"""Learned classes: classes that are added to a trained classifier without training.
 
-`hbf.models.extended.ExtendedClassifier` has the equations, and `hbf.editing.learn` computes the centers.
+Each class has one center in the space of features. The features of an image are the F numbers that the network's head
+gets for it. `hbf.models.extended.ExtendedClassifier` has the equations, and `hbf.editing.learn` computes the centers.
+The classes of the trained head are called trained classes. They get centers too.
 """
 
 import dataclasses
@@ -26,9 +28,9 @@ class LearnedClass:
   """One learned class.
 
   Attributes:
-    name: its name.
-    sources: the names of its images, such as their paths.
-    center: the mean of the features of its images, float32 [F].
+    name: the name of the class.
+    sources: the names of the images from which it was learned, such as their paths.
+    center: the mean of the features of these images, float32 [F].
   """
 
   name: str
@@ -41,10 +43,10 @@ class Learned:
   """The learned classes of a classifier, in the order in which they were learned.
 
   Attributes:
-    step: the step of the checkpoint.
-    average: True if the parameters are the moving average.
-    metric: the matrix W, float32 [F, F].
-    trained: the centers of the trained classes, float32 [B, F].
+    step: the step of the checkpoint to which the classes were added.
+    average: True if they were added to the moving average of the parameters.
+    metric: the matrix W, float32 [F, F]. The distance of features f from a center t is ‖W(f − t)‖.
+    trained: the centers of the B trained classes, float32 [B, F].
     classes: the learned classes.
   """
 
@@ -55,7 +57,7 @@ class Learned:
   classes: tuple[LearnedClass, ...] = ()
 
   def __repr__(self) -> str:
-    """Return the checkpoint and the names of the classes."""
+    """Return a text with the checkpoint's step and the names of the classes."""
     return f'Learned(step={self.step}, {", ".join(self.names) or "no class"})'
 
   def __len__(self) -> int:
@@ -68,7 +70,7 @@ class Learned:
     return tuple(each.name for each in self.classes)
 
   def without(self, name: str) -> 'Learned':
-    """Return the learned classes without the class of this name. The others stay as they are.
+    """Return the learned classes without the class of this name.
 
     Raises:
       UserError: there is no learned class of this name.
@@ -174,13 +176,13 @@ def learned_if_any(workdir: pathlib.Path, step: int, average: bool) -> Learned |
 
 
 def refuse_learned(workdir: pathlib.Path, what: str) -> None:
-  """Raise UserError if a run has learned classes. `what` is a flag that works only with the trained classes."""
+  """Raise UserError if a run has learned classes. The message says that the flag `what` works only without them."""
   if (workdir / FILE).exists():
     raise UserError(f'{workdir} has learned classes, and {what} is for the trained ones: give --nolearned too')
 
 
 def warn_of_learned(workdir: pathlib.Path) -> None:
-  """Warn if a run has learned classes, for a command that leaves them out."""
+  """Warn if a run has learned classes that the command at work leaves out."""
   if (workdir / FILE).exists():
     warn(f'{workdir} has learned classes, which are left out: only `hbf predict` answers them')
 

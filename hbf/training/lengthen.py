@@ -20,8 +20,8 @@ from hbf.training.workdir import check_data, differences, load_config, read_resu
 def lengthen(workdir: pathlib.Path, plan: Plan, identity: Mapping[str, Any]) -> None:
   """Set the number of epochs in a run folder to that of the plan, if nothing else differs and the plan has more.
 
-  All learning rates so far must equal those of the longer run. Then the longer run would have taken the same steps so
-  far, so training can go on. The earlier result.json is kept as result-STEPS.json.
+  All learning rates so far must equal those of the longer run. Only then has the run taken the steps that the longer
+  run would have taken, and can go on. The earlier result.json is kept as result-STEPS.json.
 
   Args:
     workdir: the locked run folder. If it holds no run, or a run of another config, it stays as it is.

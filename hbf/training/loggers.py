@@ -43,7 +43,7 @@ class Logger(Protocol):
     """Receive images, uint8 [n, H, W, C] with 1 or 3 channels."""
 
   def close(self) -> None:
-    """Learn that this process sends nothing more. A later process may continue the run."""
+    """End the connection. A later process may open it again, to continue the run."""
 
 
 class TensorBoard:
@@ -67,9 +67,9 @@ class TensorBoard:
       self._writer.add_scalar(name, value, step)
 
   def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
-    """Write the histograms. Their sums are computed from the middles of the bins."""
+    """Write the histograms."""
     for name, (counts, edges) in values.items():
-      middles = (edges[:-1] + edges[1:]) / 2
+      middles = (edges[:-1] + edges[1:]) / 2  # TensorBoard also wants sums of the values, which these estimate
       self._writer.add_histogram_raw(
         f'parameters/{name}',
         min=float(edges[0]),
@@ -256,9 +256,9 @@ def _line(error: Exception) -> str:
 
 
 def _identity(workdir: pathlib.Path, name: str, start: int, make: Callable[[], str]) -> str:
-  """Return the identity that a run has in the program `name`, such as Weights & Biases.
+  """Return the identity that a run has in the program `name`, such as 'wandb'.
 
-  For a new run, `make` returns the identity. For a continued run, the run folder holds it.
+  If `start` is 0, the run is new, and `make` returns the identity. A continued run has it in the run folder.
   """
   path = workdir / IDENTITIES
   stored = read_json(path, 'delete it; the loggers then begin anew') or {}

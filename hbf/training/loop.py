@@ -44,8 +44,8 @@ class TrainingRun:
     stopwatch: the clock of the steps.
     callbacks: the user's functions.
     stopped: a function that returns True once a signal or a callback has stopped the run.
-    units: a function from parameters to percentages of faulty units (`hbf.training.units`). None if they are not
-      logged.
+    units: a function from parameters to the percentages of dead, constant and doubled units (`hbf.training.units`).
+      None if they are not logged.
     histograms: a function from parameters to histograms (`hbf.training.pictures`). None if no logger takes them.
     profiler: the trace of some steps.
   """
@@ -63,7 +63,13 @@ class TrainingRun:
 
 
 def run_steps(run: TrainingRun, state: TrainState, step: int) -> tuple[TrainState, int]:
-  """Train from `step` to the last step, or until the run is stopped or ends early. Return the state and its step."""
+  """Train until the last step, or until the run is stopped or ends early. Return the state and its step.
+
+  Args:
+    run: the run.
+    state: the state after `step` steps.
+    step: the number of steps taken so far.
+  """
   experiment, reporter, stopwatch = run.experiment, run.reporter, run.stopwatch
   train, due, last = experiment.inputs['train'], experiment.due, experiment.clock.steps
   if step and _evaluates(run, step) and not run.checkpoints.scored(step):  # a signal interrupted this evaluation
@@ -142,7 +148,10 @@ def _ends_early(run: TrainingRun, step: int) -> bool:
 
 
 def _with_rate(run: TrainingRun, step: int, state: TrainState) -> TrainState:
-  """Return the state with the learning rate that follows from all scores up to a step, for schedule plateau."""
+  """Return the state with the learning rate that schedule plateau gives after the scores up to a step.
+
+  With any other schedule, return the state itself.
+  """
   experiment, optimizer = run.experiment, run.experiment.config.optimizer
   if optimizer.schedule != 'plateau':
     return state
@@ -157,7 +166,7 @@ def _with_rate(run: TrainingRun, step: int, state: TrainState) -> TrainState:
 
 
 def _report_parameters(run: TrainingRun, step: int, state: TrainState) -> None:
-  """Report the percentages of faulty units of stage 2, and the histograms of parameters."""
+  """Report the percentages of dead, constant and doubled units, and the histograms of parameters."""
   with run.stopwatch.paused():
     if run.units:
       run.reporter.units(step, run.units(state.params))
@@ -227,7 +236,7 @@ def _train(
   callbacks: Callbacks,
   stopped_here: Callable[[], bool],
 ) -> dict[str, Any] | None:
-  """Train like `train`, but stop when `stopped_here` returns True in any process."""
+  """Do the work of `train`. Stop the run in all processes once `stopped_here` returns True in one of them."""
   experiment, identity = startup.prepare_run(config, workdir, devices, dataset)
   stopped = processes.StopSignal(stopped_here, experiment.mesh)
   with naming_trouble(workdir), startup.claimed(workdir, experiment, identity):

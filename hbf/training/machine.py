@@ -132,7 +132,7 @@ def commit() -> str | None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-  """Silence the log of absl, in which Orbax warns of intended behavior and repeats errors that it raises."""
+  """Silence the log of absl during the context. Orbax warns there of intended behavior, and repeats its errors."""
   before = logging.get_verbosity()
   logging.set_verbosity(logging.FATAL)
   try:

@@ -121,7 +121,7 @@ class Mirror:
     self._interrupts = False
 
   def pull(self) -> None:
-    """Give the local folder the state on the bucket, and write this state as the manifest of this owner's term.
+    """Bring the local folder to the state on the bucket, and write a manifest of this state for the owner's new term.
 
     The local folder may already have this state and newer checkpoints. Then it stays as it is. So a run that was
     killed loses nothing on this machine.
@@ -231,7 +231,7 @@ class Mirror:
     return {'sha256': self._sums[same], 'bytes': about.st_size}
 
   def _write_manifest(self, files: _Files) -> None:
-    """Replace the manifest on the bucket, and then its local copy, which names the state of the local folder."""
+    """Write the manifest to the bucket, and then to the local file that says which state the local folder has."""
     self._lock.check()
     manifest = {'format': 1, 'files': files}
     self._bucket.write(_manifest(self._lock.term), json.dumps(manifest, indent=2).encode())
@@ -246,7 +246,7 @@ class Mirror:
 
 
 def _newest(bucket: Bucket) -> _Files | None:
-  """Return the files that the newest manifest names. None if nothing is at the address.
+  """Return the files of the newest manifest. None if nothing is at the address.
 
   Raises:
     UserError: the address holds objects that are not a run, or the manifest is damaged.
@@ -263,9 +263,13 @@ def _newest(bucket: Bucket) -> _Files | None:
 
 
 def _download(bucket: Bucket, files: _Files, folder: pathlib.Path, scratch: pathlib.Path) -> None:
-  """Download those of the files that a folder does not have yet.
+  """Download the files of a manifest that a folder does not have yet.
 
-  The files are first downloaded into the folder `scratch`. Each is moved into `folder` after a check of its checksum.
+  Args:
+    bucket: the objects of the run.
+    files: the files of the manifest.
+    folder: the folder that gets the files, each after a check of its checksum.
+    scratch: a folder for the files before this check. Its old content is removed.
 
   Raises:
     FileNotFoundError: an object is missing.
@@ -331,7 +335,7 @@ def _inodes(folder: pathlib.Path) -> dict[str, int]:
 
 
 def _has(folder: pathlib.Path, files: _Files) -> bool:
-  """Return True if a folder has these files, or newer checkpoints in place of the old ones."""
+  """Return True if a folder has the files of a manifest. Newer checkpoints may be in place of the manifest's."""
   others = [name for name in files if not name.startswith('checkpoints/')]
   wanted, there = _steps(files), _steps(_inodes(folder))
   return all((folder / name).is_file() for name in others) and max(wanted, default=0) <= max(there, default=0)
@@ -342,7 +346,7 @@ def _steps(names: Mapping[str, Any]) -> set[int]:
 
 
 def _remove_checkpoints(folder: pathlib.Path, files: _Files) -> None:
-  """Remove the checkpoints that are not among these files, and all unfinished checkpoints."""
+  """Remove the checkpoints that are not among the files of a manifest, and all unfinished checkpoints."""
   kept = {str(step) for step in _steps(files)}
   for path in (folder / 'checkpoints').glob('*'):
     if path.name not in kept and path.is_dir():
@@ -372,7 +376,7 @@ def _folder_name(bucket: Bucket) -> str:
 
 
 def _owner(home: pathlib.Path) -> str:
-  """Return the name of a local folder, as the owner of a lock. It is random, and drawn when it is first needed."""
+  """Return the name under which a local folder takes locks: a random text, drawn once and stored in the folder."""
   path = home / 'owner.json'
   if (stored := read_json(path, 'remove it', 'owner')) is None:
     write_json(path, stored := {'owner': uuid.uuid4().hex})
@@ -381,7 +385,7 @@ def _owner(home: pathlib.Path) -> str:
 
 @contextlib.contextmanager
 def _named(address: str, folder: pathlib.Path) -> Iterator[None]:
-  """Replace the local folder by the address in the message of a UserError from the context."""
+  """If the context raises a `UserError`, replace the path `folder` in its message by `address`."""
   try:
     yield
   except UserError as error:

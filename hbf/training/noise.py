@@ -10,7 +10,7 @@ from hbf.training.state import GradientNorms
 
 
 def check_noise_scale(config: ConfigDict) -> None:
-  """Raise UserError if the config asks for the noise scale, but a step has no gradients of parts of the batch."""
+  """Raise UserError if the config asks for the noise scale, but `train.accumulate` does not split batches."""
   if config.log.noise_scale and config.train.accumulate == 1:
     raise UserError(
       'log.noise_scale compares the gradient of a batch with the gradients of its parts, and train.accumulate is 1: '
@@ -19,16 +19,16 @@ def check_noise_scale(config: ConfigDict) -> None:
 
 
 def noise_scale(norms: GradientNorms, batch_size: int, parts: int) -> dict[str, float]:
-  """Return estimates from squared norms of gradients, which are means over some steps.
+  """Estimate the gradient noise scale from the squared norms of the gradients of batches and of their parts.
 
-  Let G be the gradient of the expected loss, and Σ the covariance of the gradient of one example. A mean over b
-  independent examples has the expected squared norm |G|² + tr Σ / b. Two batch sizes give two equations, so both
-  unknowns have unbiased estimates.
+  Let G be the gradient of the expected loss, and Σ the covariance of the gradient of one example. The mean gradient
+  of b independent examples has the expected squared norm |G|² + tr Σ / b. The whole batch and its parts have two
+  values of b, so there are two equations for the two unknowns |G|² and tr Σ. Their solutions are unbiased estimates.
 
   Args:
-    norms: the means of the squared norms.
-    batch_size: number of examples in a batch.
-    parts: number of parts of a batch, at least 2.
+    norms: the squared norms, averaged over some steps.
+    batch_size: the number of examples in a batch.
+    parts: the number of parts of a batch, at least 2.
 
   Returns:
     `gradient_squared`, the estimate of |G|², which may be negative; `gradient_variance`, the estimate of tr Σ; and

@@ -114,10 +114,11 @@ def _cycle_starts(config: ConfigDict, rest: int) -> np.ndarray:
 def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
   """Return the gradient transformation of a config.
 
-  An update goes through these parts in order: clipping, the named optimizer, the rates of centers and sigmas,
-  decoupled weight decay, the rates of layers, the schedule. Optimizer lamb has the rates of centers and sigmas after
-  weight decay. Optimizer schedule_free wraps all parts (Defazio et al. 2024, "The road less scheduled"). It takes the
-  gradient at a point between the parameters of its last step and their average over the steps.
+  An update goes through these parts in order: clipping, the named optimizer, the rates of centers and sigmas
+  (`center_rate`, `sigma_rate`), decoupled weight decay, the rates of layers (`layer_decay`), the schedule. Optimizer
+  lamb has the rates of centers and sigmas after weight decay. Optimizer schedule_free wraps all parts (Defazio et al.
+  2024, "The road less scheduled"). It takes the gradient at a point between the parameters of its last step and their
+  average over the steps.
 
   Raises:
     UserError: the optimizer is unknown. Or it is schedule_free, and the schedule is not constant or the momentum is
@@ -171,8 +172,8 @@ def _scale(config: ConfigDict) -> optax.GradientTransformation:
 def _scale_by_adafactor(momentum: float) -> optax.GradientTransformation:
   """Return Adafactor without a learning rate, with optax's parts and constants.
 
-  Updates of weights, centers and coefficients are multiplied by the root mean square of the parameter. For other
-  parameters, this size is no measure of a good step: log σ is 0 if σ = 1. So their updates are not multiplied by it.
+  Updates of weights, centers and coefficients are multiplied by the root mean square of the parameter. Updates of
+  other parameters are not: log σ, for example, is 0 if σ = 1, and would then hardly change.
 
   Args:
     momentum: the decay of the average of the updates. 0: there is no average, as in most of the paper.
@@ -233,7 +234,9 @@ def orthogonalize(updates: optax.Updates) -> optax.Updates:
 
 
 def _scale_by_layer(decay: float) -> optax.GradientTransformation:
-  """Multiply the update of each parameter by decay^h, where h is its height: its distance from the head in layers.
+  """Return a transformation that multiplies the update of each parameter by decay^h.
+
+  h is the height of the parameter: its distance from the head in layers (`hbf.training.rules.height_of`).
 
   References: Clark et al. 2020, "ELECTRA"; layers are counted as in Bao et al. 2022, "BEiT".
   """

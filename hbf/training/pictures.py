@@ -42,13 +42,13 @@ def make_histograms(experiment: Experiment) -> Histograms:
 
 
 def training_images(experiment: Experiment, stack: Batch) -> np.ndarray | None:
-  """Return the first images of the first batch with the augmentation of step 1, uint8 [n, H, W, C].
+  """Return the first n ≤ IMAGES images of step 1, after the augmentation, uint8 [n, H, W, C].
 
   Return None if the examples are not images, or have neither 1 nor 3 channels.
 
   Args:
     experiment: the run.
-    stack: a stack of batches. Its first batch is the batch of step 1.
+    stack: several batches, stacked along a new first axis. The first one is the batch of step 1.
   """
   task = experiment.objective.task
   if not isinstance(task, ImageTask) or task.shape[-1] not in (1, 3):

@@ -1,7 +1,7 @@
-"""Schedule plateau: the learning rate falls whenever the score on held-out data has stopped to improve.
+"""Schedule plateau: the learning rate falls whenever the score on held-out data has stopped improving.
 
-The factor on the rate is part of the optimizer's state, so a step reads it and a checkpoint has it. After each
-evaluation it is computed anew from all scores of the run, so a continued run has the same factor.
+The optimizer's state has a factor that multiplies the learning rate. After each evaluation, the factor is computed
+anew from all scores of the run, so a continued run has the same factor.
 """
 
 from collections.abc import Sequence
@@ -41,15 +41,15 @@ def scale_by_plateau() -> optax.GradientTransformation:
 def plateau_scale(values: Sequence[float], score: Score, *, patience: int, factor: float, minimum: float) -> float:
   """Return the factor on the learning rate after some evaluations.
 
-  It is multiplied by `factor` after `patience` consecutive evaluations without a new best score. The count then
-  begins anew. `optax.contrib.reduce_on_plateau` does the same, but wants a value in each step.
+  It is 1 at first. After `patience` consecutive evaluations without a new best score, it is multiplied by `factor`.
+  The count then begins anew. `optax.contrib.reduce_on_plateau` does the same, but wants a value in each step.
 
   Args:
     values: the scores of all evaluations so far.
     score: the kind of score.
     patience: the key `optimizer.plateau_patience`.
     factor: the key `optimizer.plateau_factor`.
-    minimum: the least factor on the learning rate, `optimizer.minimum_rate`.
+    minimum: the least result, `optimizer.minimum_rate`: the minimum learning rate as a fraction of the peak.
   """
   best, waited, scale = None, 0, 1.0
   for value in values:
@@ -68,7 +68,7 @@ def scale_of(state: TrainState) -> jax.Array:
 
 
 def with_plateau_scale(state: TrainState, scale: float, mesh: Mesh) -> TrainState:
-  """Return the state with another factor on the learning rate."""
+  """Return the state with `scale` as the factor on the learning rate."""
   # A program makes the array: with several processes, `device_put` would compare their values.
   made = jax.jit(jnp.asarray, out_shardings=replicated(mesh))(np.float32(scale))
   return state.replace(opt_state=optax.tree.set(state.opt_state, plateau_scale=made))

@@ -60,7 +60,7 @@ class Answer:
   form: AnswerForm = LIKELIEST_CLASSES
 
   def to_json(self) -> dict[str, Any]:
-    """Return the image with the entries of `AnswerForm.to_json`, or {image, error}."""
+    """Return a dict with the path `image` and the entries of `AnswerForm.to_json`, or with `image` and `error`."""
     if self.error:
       return {'image': self.image, 'error': self.error}
     return {'image': self.image, **self.form.to_json(self.numbers)}
@@ -92,10 +92,14 @@ def _nested(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def learned_in(workdir: pathlib.Path, model: TrainedClassifier) -> Learned | None:
-  """Return the learned classes of a run for its model. None if the run has none.
+  """Return the learned classes of a run. None if the run has none.
+
+  Args:
+    workdir: the run folder.
+    model: the network of one of the run's checkpoints.
 
   Raises:
-    UserError: they are of another checkpoint, or their file is damaged.
+    UserError: the learned classes are of another checkpoint, or their file is damaged.
   """
   return learned_if_any(workdir, model.about['step'], model.about['average'])
 
@@ -141,7 +145,7 @@ def answer(classifier: Classifier, images: Sequence[str], top: int, batch_size: 
 
   Args:
     classifier: the classifier.
-    images: paths of images of any size. They are resized as in training.
+    images: paths of images. If the network takes square images, they are resized as in training.
     top: the largest number of classes in an answer, 1 or more. Labels and values are always answered in full.
     batch_size: the largest number of images in memory.
   """
@@ -170,12 +174,12 @@ def _image_or_error(path: str, shape: Sequence[int]) -> np.ndarray | UserError:
 
 
 def read_image(path: str, shape: Sequence[int], content: bytes | None = None) -> np.ndarray:
-  """Return the image in a file, as uint8 [H, W, C] of this shape.
+  """Return the image in a file, as uint8 [H, W, C] of this shape. If H = W, it is resized.
 
-  If `content` is given, it is read in place of the file, and `path` only names it in errors.
+  If `content` is given, it has the bytes of the file. Then `path` only names the image in errors.
 
   Raises:
-    UserError: the image can't be read, or H ≠ W and it has another shape. Only square images are resized.
+    UserError: the image can't be read, or H ≠ W and the image in the file has another size.
   """
   height, width, channels = shape
   # Only square images are resized. Data sets of oblong images have one size on disk, and so must these images.
@@ -189,7 +193,7 @@ def read_image(path: str, shape: Sequence[int], content: bytes | None = None) ->
 def to_table(answers: Sequence[Answer]) -> str:
   """Return the answers as a Markdown table: a row for each image.
 
-  Ranked answers have the likeliest classes first. Other answers have a column for each name.
+  If the answers are classes, a row has the likeliest class first. If they are labels or values, each has a column.
   """
   form, names = answers[0].form, [name for name, _ in answers[0].numbers]
   if form.ranked:

@@ -262,9 +262,10 @@ def free_port() -> int:
 
 
 def reachable_host(coordinator: str) -> str:
-  """Return the name or address by which the other processes reach this machine: its address on the way to process 0.
+  """Return the name or address by which the other processes reach this machine.
 
-  On the machine of process 0 itself, this may be a local address. Then the host of the coordinator is returned.
+  It is the address of the network interface that leads to process 0. On the machine of process 0 itself, this may be
+  a local address such as 127.0.0.1. Then the host of `coordinator` is returned.
   """
   host, _, port = coordinator.rpartition(':')
   try:
@@ -280,12 +281,8 @@ def reachable_host(coordinator: str) -> str:
 
 
 def _check_free(port: int) -> None:
-  """Check that the port is free. JAX would end without a message otherwise.
-
-  Raises:
-    UserError: nothing can listen at the port.
-  """
-  try:
+  """Raise UserError if this process can't listen at the port."""
+  try:  # otherwise JAX would end without a message
     socket.create_server(('', port)).close()
   except OSError as error:
     why = os.strerror(error.errno or 0)

@@ -26,7 +26,7 @@ class TracedSteps:
 
 
 def traced_steps(text: str, steps: int) -> TracedSteps | None:
-  """Read the config key `log.profile`, such as '100..110'. Return None for ''.
+  """Return the steps that the config key `log.profile` names, such as '100..110'. None for ''.
 
   Args:
     text: the value of the key.
@@ -56,7 +56,7 @@ class Profiler:
     self._running = False
 
   def __call__(self, step: int, state: Any) -> None:
-    """Begin or end the trace if it is due after a step. This waits for the devices.
+    """Begin or end the trace if it is due after a step. Before this, wait until the devices have taken the step.
 
     Args:
       step: the number of steps taken so far.

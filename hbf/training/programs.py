@@ -20,8 +20,8 @@ def make_init(plan: Plan, objective: Objective) -> Init:
   """Return a pure function that makes the state before step 1.
 
   The function has three arguments. `resident` has the examples that lie in device memory
-  (`hbf.data.pipeline.inputs`). `stack` has some batches along a new first axis. `given` has parameters that replace
-  random ones. Some other initial parameters may depend on the first batch of the stack.
+  (`hbf.data.pipeline.inputs`). `stack` has several batches, stacked along a new first axis. `given` has parameters
+  that replace random ones. Parameters that are not given may depend on the first batch, such as centers.
   """
 
   def init(resident: Resident, stack: Batch, given: Mapping[str, Any]) -> TrainState:

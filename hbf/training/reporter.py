@@ -27,9 +27,10 @@ FORMATS |= {'images_per_second': ',.0f', 'tokens_per_second': ',.0f'}
 
 
 class Reporter:
-  """The log of a run. It reads the sums for a report (`Totals`) while the devices take the next steps.
+  """The log of a run.
 
-  So the devices never wait for the host.
+  It fetches the sums for a report (`Totals`) while the devices take the next steps. So the devices never wait for the
+  host.
   """
 
   def __init__(
@@ -72,7 +73,7 @@ class Reporter:
   def flush(self) -> None:
     """Write the pending report, if there is one.
 
-    The stopwatch must have counted exactly the steps up to this report.
+    The stopwatch must have counted exactly the steps before this report.
 
     Raises:
       Diverged: the loss is not finite.

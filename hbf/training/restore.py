@@ -85,7 +85,13 @@ def restore(
 
 
 def with_edits(restored: Restored, workdir: pathlib.Path, average: bool, edits: Edits | bool = True) -> Restored:
-  """Return the network with the edits of the run folder. If `edits` is an `Edits` object, apply these edits instead.
+  """Return the network with edits.
+
+  Args:
+    restored: the network without edits.
+    workdir: the run folder.
+    average: True if the network's parameters are the moving average.
+    edits: True for the edits in the run folder, or an `Edits` object.
 
   Raises:
     UserError: the run has no edits, or none of this checkpoint.
@@ -120,7 +126,12 @@ def check_on_images(workdir: pathlib.Path) -> None:
 
 
 def check_classifies(workdir: pathlib.Path, what: str) -> None:
-  """Raise UserError unless the folder holds a run of task classification, for `what`, such as 'hbf learn'."""
+  """Raise UserError unless the folder holds a run of task classification.
+
+  Args:
+    workdir: the folder.
+    what: the command or flag that needs such a run, for the message.
+  """
   if (task := load_config(workdir).task) != 'classification':
     raise UserError(
       f'{workdir} holds a run of task {task}, and {what} needs classes: give a run of task classification'

@@ -27,7 +27,7 @@ def make_result(
     experiment: the finished run.
     scores: the scores of the test split.
     stopwatch: the stopwatch that timed the steps.
-    compile_seconds: the time that the compilation of the steps took.
+    compile_seconds: the seconds that the compilation of the steps took.
     step: the last step of the run.
     state: the state after this step.
   """

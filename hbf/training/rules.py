@@ -1,7 +1,7 @@
-"""Rules for parameters: learning rate, weight decay and sharding. The end of a parameter's path selects its rule.
+"""Rules for parameters: learning rate, weight decay and sharding.
 
-The first rule in `RULES` that matches is used. The beginning of the path tells the parameter's layer. A parameter
-without a rule or a layer is an error.
+The end of a parameter's path selects its rule: the first one in `RULES` that matches. The beginning of the path tells
+the parameter's layer. A parameter without a rule or a layer is an error.
 """
 
 import dataclasses
@@ -24,10 +24,10 @@ class Rule:
     decay: True if weight decay shrinks the parameters.
     tensor: the index of the parameter's axis of heads, hidden units or centers, which is split over the mesh axis
       'tensor'. None if there is no such axis.
-    matrices: the number of matrices side by side in the last two axes of a parameter, which are rows and columns.
-      Muon updates each matrix separately. Earlier axes, such as heads, only index such groups of matrices. 0: Muon
-      does not update the parameter. `BESIDE_OUT`: the number of matrices is the number of columns of this kernel,
-      divided by the number of rows of the kernel `out` in the same module.
+    matrices: the number of matrices side by side in the last two axes of a parameter, such as 3 in the kernel
+      [D, 3·D] of queries, keys and values. Muon updates each matrix separately. 0: Muon does not update the
+      parameter. `BESIDE_OUT`: the number of columns of this kernel, divided by the number of rows of the kernel
+      `out` in the same module. This is 2 in a gated MLP, and 1 in other MLPs.
   """
 
   names: str
@@ -90,7 +90,7 @@ def rules_of(params: Any) -> Any:
 def matrices_of(params: Any) -> Any:
   """Return the number of matrices in each parameter, as a tree like the parameters.
 
-  In the blocks it is the number that `Rule.matrices` describes. Outside the blocks it is 0.
+  In the blocks, `Rule.matrices` defines the number. Outside the blocks, it is 0.
   """
   shapes = {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
 
@@ -105,9 +105,13 @@ def matrices_of(params: Any) -> Any:
 
 
 def height_of(path: tuple[Any, ...], depth: int) -> int:
-  """Return the number of layers from a parameter to the head.
+  """Return the height of a parameter: its distance from the head, in layers.
 
-  This number is depth − i in block i, depth + 1 before the blocks, and 0 after the blocks.
+  The height is depth + 1 before the blocks, depth − i in block i, and 0 after the blocks.
+
+  Args:
+    path: the path of the parameter, as JAX keys.
+    depth: the number of blocks.
 
   Raises:
     LookupError: the path belongs to no layer. If a network has a new part, its name must be in BEFORE or BEHIND.

@@ -27,8 +27,9 @@ Keys = Mapping[str, Mapping[str, Any]]
 class Change:
   """The changes of options from one version of the keys to the next.
 
-  Each attribute is a dict whose keys are parts of the config: '' for the top, a section such as 'model', or
-  'model.stage1:NAME' and 'model.stage2:NAME' for the options of the stage NAME.
+  Each attribute is a dict whose keys name parts of the config. '' stands for the options outside of all sections, and
+  'model' for those of this section. 'model.stage2:hyperbf' stands for the options of stage 2, but only in configs
+  whose stage 2 is of the kind hyperbf.
 
   Attributes:
     renamed: dicts from the old name of an option to its new name.
@@ -314,7 +315,7 @@ def _apply(change: Change, config: dict[str, Any]) -> None:
 
 
 def _options(config: dict[str, Any], part: str) -> dict[str, Any]:
-  """Return the options of a part (see `Change`), to be changed in place. {} if the config has another stage."""
+  """Return the options of a part (see `Change`), to be changed in place. {} if the stage is of another kind."""
   path, _, stage = part.partition(':')
   if stage and stage != dict(zip(STAGES, stage_names(config['model']['name']), strict=True))[path]:
     return {}

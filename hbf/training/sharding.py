@@ -65,8 +65,8 @@ def batch_shares(mesh: Mesh) -> int:
 def state_sharding(mesh: Mesh, state: Any) -> Any:
   """Return a sharding for every leaf of a training state or of its shapes.
 
-  A leaf of the optimizer's state has the sharding of the parameter with the same name. Adafactor's state has sums
-  over an axis of a parameter, so they lack this axis. The rule of the parameter is applied to their own shape.
+  A leaf of the optimizer's state has the sharding of the parameter with the same name. Some arrays of Adafactor's
+  state are sums over an axis of a parameter, so they lack this axis. The parameter's rule is applied to their shape.
   """
 
   def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:

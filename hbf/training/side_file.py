@@ -21,7 +21,7 @@ _OTHERS = {
 
 
 class OfCheckpoint(Protocol):
-  """Something that belongs to one checkpoint of a run."""
+  """The edits or the learned classes of one checkpoint of a run."""
 
   @property
   def step(self) -> int:
@@ -29,14 +29,14 @@ class OfCheckpoint(Protocol):
 
   @property
   def average(self) -> bool:
-    """True if the parameters are the moving average."""
+    """True if they belong to the moving average of the parameters."""
 
 
 def check_alone(path: pathlib.Path) -> None:
-  """Raise UserError if the run folder has the other one of the files edits.npz and learned.npz.
+  """Raise UserError if a run that gets edits has learned classes, or the other way round.
 
   Args:
-    path: the path of one of the two files. It need not exist.
+    path: the path of edits.npz or learned.npz, which the run gets. The file need not exist.
   """
   other, trouble = _OTHERS[path.name]
   if (path.parent / other).exists():
@@ -60,7 +60,7 @@ def write_arrays(path: pathlib.Path, about: Mapping[str, Any], arrays: Mapping[s
 
 @contextlib.contextmanager
 def read_arrays(path: pathlib.Path, cure: str, *keys: str) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarray]]]:
-  """Open a file that `write_arrays` wrote, for a `with` statement that uses its facts and its arrays.
+  """Read a file that `write_arrays` wrote. Use the content inside a `with` statement.
 
   Args:
     path: the path of the file.
@@ -69,6 +69,9 @@ def read_arrays(path: pathlib.Path, cure: str, *keys: str) -> Iterator[tuple[dic
 
   Raises:
     UserError: the file is damaged. If the `with` statement raises KeyError or ValueError, this counts as damage too.
+
+  Yields:
+    The facts, and the arrays by name.
   """
   try:
     arrays = load_npz(path)
@@ -84,7 +87,7 @@ def check_shapes(arrays: Mapping[str, np.ndarray], **axes: str) -> None:
 
   Args:
     arrays: the arrays by name.
-    **axes: for each name, a letter for each axis. Axes with the same letter have the same size.
+    **axes: for each name, a letter for each axis, such as centers='nf'. Axes with the same letter have the same size.
 
   Raises:
     ValueError: an array has other values or other axes.

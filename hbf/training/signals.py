@@ -13,16 +13,16 @@ KINDS = (signal.SIGTERM, signal.SIGINT)
 
 @contextlib.contextmanager
 def signals(guest: bool = False) -> Iterator[Callable[[], bool]]:
-  """Handle SIGTERM and SIGINT inside the context. A second signal of the same kind ends the process at once.
+  """Remember SIGTERM and SIGINT inside the context. A second signal of the same kind ends the process at once.
 
   One SIGTERM and one SIGINT together do not end the process: if a comparison started the run, a single Ctrl-C sends
   both. SIGINT comes from the terminal, SIGTERM from the comparison. Only the main thread of a process can handle
   signals. In other threads this function does nothing.
 
   Args:
-    guest: True if the process belongs to a user, such as a notebook. Then the handlers that it had before the
-      context are called too. So Ctrl-C raises KeyboardInterrupt, as usual. After the first signal they are called
-      at the end of the context, when the run is saved. A second signal of the same kind calls them at once.
+    guest: True if the process belongs to a user, such as a notebook. Then the first signal calls the process's own
+      handler at the end of the context, when the run is saved. So Ctrl-C raises KeyboardInterrupt, as usual. A second
+      signal of the same kind calls the process's own handler at once.
 
   Yields:
     A function that returns True once a signal has come.
@@ -53,11 +53,8 @@ def signals(guest: bool = False) -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def _ended_by_a_second() -> Iterator[None]:
-  """End the process at the second signal of the same kind.
-
-  A thread reads the signals. Python's own handlers would have to wait until the main thread has compiled, which can
-  take minutes.
-  """
+  """End the process at the second signal of the same kind."""
+  # A thread reads the signals. Python's own handlers would wait while the main thread compiles, maybe for minutes.
   reader, writer = os.pipe()
   os.set_blocking(writer, False)
   before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)

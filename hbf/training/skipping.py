@@ -21,13 +21,13 @@ def skipping(step: Step, config: ConfigDict) -> Step:
   Up to `optimizer.skip` consecutive steps are skipped. A skipped step still counts as a step of the run, so that the
   next batch is another one. Its loss is not in the totals, and the schedule of the learning rate does not go on.
   After `optimizer.skip` skipped steps in a row, the next step is taken in any case. If it is not finite either, the
-  run ends as diverged. `optax.apply_if_finite` is similar, but it looks at the gradient only: an overflow inside the
-  optimizer would stay in its moments.
+  run ends as diverged.
 
   Args:
     step: a step of `hbf.training.average.averaging`.
     config: the config of the run. If `optimizer.skip` is 0, the step itself is returned.
   """
+  # `optax.apply_if_finite` looks at the gradient only. An overflow inside the optimizer would stay in its moments.
   limit = config.optimizer.skip
   if not limit:
     return step

@@ -72,7 +72,8 @@ def _check_same(config: ConfigDict, dataset: Any) -> None:
 def claimed(workdir: pathlib.Path, plan: Plan, identity: Mapping[str, Any]) -> Iterator[None]:
   """Lock the run folder in the first process, and check that it belongs to this run.
 
-  If the plan has more epochs than the folder, and nothing else differs, the folder gets these epochs (`lengthen`).
+  If the run in the folder has fewer epochs than the plan, and nothing else differs, it gets those of the plan
+  (`lengthen`).
   """
   with contextlib.ExitStack() as stack:
     with processes.raise_everywhere():
@@ -121,7 +122,7 @@ class Begun:
     step: the number of steps taken so far.
     stopwatch: the stopwatch for the steps, which has counted the steps so far.
     take_steps: the compiled steps.
-    compile_seconds: the time that the compilation of the steps took, in seconds.
+    compile_seconds: the seconds that the compilation of the steps took.
     units: a function from parameters to the percentages of dead, constant and doubled units
       (`hbf.training.units`). None if they are not logged.
     histograms: a function from parameters to histograms (`hbf.training.pictures`). None if no logger takes them.
@@ -141,7 +142,7 @@ class Begun:
 def begin(
   experiment: Experiment, checkpoints: Checkpoints, stopped: Callable[[], bool], console: Console
 ) -> Begun | None:
-  """Restore or initialize the state, and compile the steps. Return None if a signal has come meanwhile."""
+  """Restore or initialize the state, and compile the steps. Return None if `stopped` returns True meanwhile."""
   first = next(experiment.inputs['train'].stacks(experiment.order, 0, [1], experiment.steps_per_call))
   with jax.set_mesh(experiment.mesh):
     state, step, stopwatch = restore_or_init(experiment, first, checkpoints, console)

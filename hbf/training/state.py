@@ -169,7 +169,7 @@ def init_state(
 
 
 def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, objective: Objective) -> Step:
-  """Return a pure function (state, resident, batch) → state.
+  """Return the pure function of a training step: (state, resident, batch) → state.
 
   `resident` and `batch` are as in `hbf.data.pipeline.inputs`. If the objective has a teacher, `resident` is a
   `WithTeacher`.
@@ -273,7 +273,8 @@ def _accumulate(gradient: Callable, objective: Objective) -> Callable:
   """Return a function like `gradient` that splits the batch into parts and works on one part after another.
 
   The losses and the gradients of the parts are averaged. The counts of correct predictions are added. If the
-  objective asks for norms, `GradientNorms` follow these counts.
+  objective asks for norms, the result is ((loss, count, `GradientNorms`), gradient). Else it is ((loss, count),
+  gradient), as that of `gradient`.
   """
   parts = objective.accumulate
   if parts == 1:
@@ -297,7 +298,7 @@ def _accumulate(gradient: Callable, objective: Objective) -> Callable:
 
 
 def _with_squared_norm(gradient: Callable) -> Callable:
-  """Return a function like `gradient`, in which the squared norm of the gradient follows the count."""
+  """Return a function like `gradient`, with the result ((loss, count, squared norm of the gradient), gradient)."""
 
   def measured(*arguments: Any) -> Any:
     (value, correct), grads = gradient(*arguments)

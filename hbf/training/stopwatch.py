@@ -11,9 +11,10 @@ import jax
 class Stopwatch:
   """A stopwatch for steps. The time inside the context `paused` does not count.
 
-  A call takes several training steps. It is timed in this order: `begin`, the call itself, `settle`, `add`. The
-  devices may work on a call while the host prepares the next one. So the time of a call goes from the end of the
-  previous call to its own end. A thread waits for these ends, because the host may be busy.
+  A call of the compiled program takes several training steps, and returns before the devices have taken them. So the
+  host can prepare the next call meanwhile. For each call, the host does four things in this order: `begin`, the call
+  itself, `settle`, which waits for the end of the previous call, and `add`. The time of a call goes from the end of
+  the previous call to its own end. A thread waits for these ends, because the host may be busy.
 
   Attributes:
     seconds: the time of all counted steps, in seconds.
@@ -43,7 +44,7 @@ class Stopwatch:
     self._running = steps, self._waiter.submit(self._wait, done)
 
   def settle(self) -> None:
-    """Wait for the end of the recorded call, and count its time and its steps."""
+    """Wait for the end of the call that `add` has recorded, and count its time and its steps."""
     if self._running is None:
       return
     (steps, done), self._running = self._running, None
@@ -53,7 +54,7 @@ class Stopwatch:
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
-    """Wait for the running call. Do not count the time inside the context."""
+    """Wait for the end of the recorded call. Do not count the time inside the context."""
     self.settle()
     yield
     self._since = None

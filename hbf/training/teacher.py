@@ -31,8 +31,8 @@ class Teacher:
   Attributes:
     source: the value of `train.teacher`.
     network: the network with its parameters.
-    flops: the floating-point operations of its forward pass for one example.
-    weight: the weight of its answers in the loss, above 0.
+    flops: the floating-point operations of the network's forward pass for one example.
+    weight: the weight of the teacher's answers in the loss, above 0.
     temperature: the number that divides all logits before they are compared.
   """
 
@@ -43,7 +43,7 @@ class Teacher:
   temperature: float
 
   def distillation(self, config: ConfigDict) -> Distillation:
-    """Return the loss of distillation for a run. `config` is the run's config with data.mean and data.std."""
+    """Return the loss of distillation for a run. Its `config` must have the measured data.mean and data.std."""
     data, network = config.data, self.network
     loss = Distillation(network.model, self.weight, self.temperature)
     if not network.mean:
@@ -55,7 +55,7 @@ class Teacher:
     return f'with weight {self.weight:g} and temperature {self.temperature:g}'
 
   def beside(self, data: Resident, mesh: Mesh) -> WithTeacher:
-    """Copy the parameters to device memory, sharded like a run's parameters. Return them with the training data.
+    """Copy the teacher's parameters to the devices, sharded like a run's. Return them together with `data`.
 
     Raises:
       UserError: the mesh can't split the network.
@@ -65,7 +65,7 @@ class Teacher:
     return WithTeacher(data, jax.device_put(params, state_sharding(mesh, params)))
 
   def abstract(self, data: Resident, mesh: Mesh) -> WithTeacher:
-    """Return the shapes and shardings of what `beside` returns. `data` are the shapes of the training data."""
+    """Return what `beside` returns, with shapes and shardings in place of arrays. `data` has shapes too."""
     self.check_mesh(mesh)
     shapes: Any = jax.tree.map(lambda z: jax.ShapeDtypeStruct(z.shape, z.dtype), self.network.params)
     return WithTeacher(data, with_sharding(shapes, mesh))

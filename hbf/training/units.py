@@ -1,4 +1,7 @@
-"""The health of the units of stage 2 during training: values for the log, and warnings."""
+"""The health of the units of stage 2 during training: values for the log, and warnings.
+
+A unit is faulty if it is dead, constant or doubled (`hbf.evaluation.unit_health`).
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,12 +25,12 @@ UnitReport = Callable[[Any], dict[str, dict[str, float]]]
 def make_unit_report(experiment: Experiment, stack: Batch) -> UnitReport | None:
   """Return a function from parameters to the percentages of dead, constant and doubled units, by block.
 
-  `hbf.evaluation.unit_health` defines these faults. Here a unit is dead if all its responses are 0 up to rounding.
-  Gradients are not tested. No unit is both dead and constant.
+  Here a unit is dead if all its responses are 0 up to rounding. Gradients are not tested. No unit is both dead and
+  constant. The responses are those to the first EXAMPLES examples of a batch.
 
   Args:
     experiment: the run.
-    stack: a stack of batches. The examples come from its first batch.
+    stack: several batches, stacked along a new first axis. The first one is used.
 
   Returns:
     The function. None if no block has a stage 2 with centers.
@@ -56,7 +59,7 @@ def make_unit_report(experiment: Experiment, stack: Batch) -> UnitReport | None:
 
 
 def _shares(responses: jax.Array) -> dict[str, jax.Array]:
-  """Return the percentages of faulty units of a block, from the responses [M, U] of U units to M tokens."""
+  """Return the percentage of units of a block with each fault, from the responses [M, U] of U units to M tokens."""
   health = unit_health(responses)
   faults = {**health._asdict(), 'doubled': doubled(correlations(responses))}
   return {name: 100 * jnp.mean(fault) for name, fault in faults.items()}

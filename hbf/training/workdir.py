@@ -190,7 +190,13 @@ def in_use(workdir: pathlib.Path) -> bool:
 
 
 def _lock(file: TextIO, folder: pathlib.Path, kind: int = fcntl.LOCK_EX) -> bool:
-  """Lock an open file until it is closed. Return False if another process has the lock."""
+  """Lock an open file until it is closed. Return False if another process has the lock.
+
+  Args:
+    file: the file.
+    folder: the folder that the lock is for, for messages.
+    kind: LOCK_EX or LOCK_SH of `fcntl`.
+  """
   try:
     fcntl.flock(file, kind | fcntl.LOCK_NB)
   except (BlockingIOError, PermissionError):  # PermissionError on file systems with POSIX locks
@@ -331,7 +337,7 @@ def as_config(stored: dict[str, Any], source: object, cure: str) -> ConfigDict:
 
 
 def _check_values(config: dict[str, Any], source: object, cure: str) -> None:
-  """Check that a config of today's keys has all of them, and that their values are valid."""
+  """Check that a config has all keys of this code, and that their values are valid."""
   sections = {name.partition('.')[0]: dict for name in keys('classification') if '.' in name}
   check_kinds(config, source, cure, **sections, task=str, seed=int)
   check_kinds(config['model'], source, cure, name=str, stage1=dict, stage2=dict)
@@ -358,7 +364,7 @@ def kind_of(workdir: pathlib.Path) -> type[Task]:
 
 
 def with_measured(config: ConfigDict, workdir: pathlib.Path) -> ConfigDict:
-  """Return a config with measured values, such as data.mean. Empty ones get their values from the run folder."""
+  """Return a config in which measured keys that are empty, such as data.mean, have the values from the run folder."""
   # If only one of a pair is empty, it stays empty, and the task says so.
   pairs = ((mean, std) for mean, std in zip(MEASURED[::2], MEASURED[1::2], strict=True) if mean in config.data)
   left = [key for pair in pairs if not any(config.data[key] for key in pair) for key in pair]
@@ -390,7 +396,7 @@ def read_json(path: pathlib.Path, cure: str, *keys: str) -> dict[str, Any] | Non
 
 
 def parse_json(text: bytes, source: object, cure: str, *keys: str) -> dict[str, Any]:
-  """Return the JSON object in a text; see `read_json`. `source` is the text's path, for error messages."""
+  """Return the JSON object in a text; see `read_json`. `source` is the file with the text, for error messages."""
   try:
     value = json.loads(text)
   except (ValueError, RecursionError) as error:  # ValueError also if the text is not UTF-8
@@ -402,7 +408,7 @@ def parse_json(text: bytes, source: object, cure: str, *keys: str) -> dict[str, 
 
 
 def check_keys(value: Mapping[str, Any], source: object, cure: str, keys: Sequence[str]) -> None:
-  """Check that a JSON object has these keys; see `read_json`. `source` is its path, for error messages.
+  """Check that a JSON object has these keys; see `read_json`. `source` is the file with the object, for messages.
 
   Raises:
     UserError: some keys are missing.
@@ -437,7 +443,7 @@ def check_shape(value: Any, source: object, cure: str) -> None:
 
 
 def damaged(source: object, what: str, cure: str) -> UserError:
-  """Return the error for a file with wrong content."""
+  """Return an error that names the file `source`, the fault `what` in its content, and the advice `cure`."""
   return UserError(f'{source} is damaged ({what}): {cure}')
 
 

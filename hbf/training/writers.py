@@ -16,7 +16,7 @@ from hbf.training.workdir import check_kinds, flatten, parse_json, replace_text
 class MetricsWriter:
   """The log of a run, with one JSON object on each line: step, epoch, split, values.
 
-  A resumed run drops the lines that it will write again.
+  A resumed run drops the lines of the steps after its checkpoint, because it takes these steps again.
   """
 
   def __init__(self, workdir: pathlib.Path, start: int, loggers: Loggers | None = None):
