@@ -183,7 +183,7 @@ def scores(test: refit.Problem, split: Split, weights: np.ndarray) -> dict[str, 
   """Return the scores of a network on test images, with other weights in one of its linear layers.
 
   Args:
-    test: the problem of the layer on the test images.
+    test: the loss on the test images, as a function of the layer's weights.
     split: the test images.
     weights: the weights of the layer, with the bias as the last row.
 
@@ -235,7 +235,7 @@ def run_refit(
 
 
 def by_adam(given: Splits, split: Split, start: np.ndarray, operations: float) -> dict[str, Any]:
-  """Minimize the loss by Adam. Return a row like the rows of `run_refit`.
+  """Minimize the loss over the last stage 2's weights by Adam. Return a row like the rows of `run_refit`.
 
   Each learning rate in `RATES` is tried, and the result with the least held-out loss is kept. The row counts the
   operations of this result only.

@@ -90,7 +90,8 @@ class ClassGaussians(NamedTuple):
     Args:
       features: [n, F].
       labels: index of each example's class, int [n]. Each class has at least two examples.
-      shared: True for one covariance that all classes share. It is measured around the means of the classes.
+      shared: True for one covariance that all classes share, measured around the means of the classes. False for one
+        covariance for each class.
     """
     features = features.astype(np.float64)
     counts = np.bincount(labels)

@@ -50,7 +50,8 @@ def scrambled(images: np.ndarray, seed: int) -> np.ndarray:
   """Return images with random Fourier phases, uint8. They look like textures.
 
   This is the random phase noise of Galerne et al. 2011. An image keeps the amplitudes of its frequencies and the mean
-  of each channel. The same random phases are added in all channels of an image, so its colors stay alike.
+  of each channel. The same random phases are added in all channels of an image, which keeps the correlations
+  between channels.
 
   Args:
     images: uint8 [n, height, width, channels].

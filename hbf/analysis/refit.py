@@ -183,7 +183,7 @@ def tail_of(model: ImageClassifier, params: Any) -> Tail:
 
 
 def no_tail(tokens: jax.Array) -> jax.Array:
-  """Return the only token [B, D] of tokens [B, 1, D]: the tail of `Problem` for a refit of the head."""
+  """Return the only token [B, D] of tokens [B, 1, D]. This function is `Problem.tail` in a refit of the head."""
   return tokens[:, 0]
 
 
@@ -291,7 +291,7 @@ class Problem:
     return len(self.inputs) * self._count(_gradient, 1)
 
   def _count(self, function: Any, directions: int) -> float:
-    """Return the number of operations of a function on one image. It takes `directions` matrices [A + 1, D]."""
+    """Return the number of operations of a function for one image, if it takes `directions` matrices [A + 1, D]."""
     example = [jax.ShapeDtypeStruct((1, *z.shape[1:]), z.dtype) for z in (self.inputs, self.rest, self.targets)]
     weights = jax.ShapeDtypeStruct((self.inputs.shape[-1], self.rest.shape[-1]), self.rest.dtype)
     return float(count_flops(functools.partial(function, self.tail, self.loss), *[weights] * directions, *example))
@@ -354,7 +354,7 @@ def solve(problem: Problem, weights: np.ndarray, iterations: int) -> Path:
 
   Args:
     problem: the loss.
-    weights: W, [A + 1, D].
+    weights: the present W, [A + 1, D].
     iterations: number of products with the matrix of q.
   """
   left, right = (_inverse_root(factor) for factor in problem.factors(weights))

@@ -1,6 +1,7 @@
 """Relevance of patches and of centers for the answer to an image.
 
-The excess logit of a class is its logit minus the mean of all logits.
+The patches of an image form a grid of rows and columns. The excess logit of a class is its logit minus the mean of
+all logits.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,9 +42,9 @@ def paint_over(images: np.ndarray, patch: int, gone: np.ndarray, fill: Sequence[
 
 
 def relevance(answers: Answers, images: np.ndarray, patch: int, fill: Sequence[int]) -> np.ndarray:
-  """Return the decrease [n, rows · columns] of the answer's probability if one patch of the image is painted over.
+  """Return, for each patch, the decrease of the answer's probability if only this patch is painted over.
 
-  The answer is the likeliest class for the whole image. The patches of an image form a grid of rows and columns.
+  The result is an array [n, rows · columns]. The answer is the likeliest class for the whole image.
 
   Args:
     answers: the model, as a function from images to probabilities.

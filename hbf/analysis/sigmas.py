@@ -46,7 +46,7 @@ class SigmaSummary:
 
 
 def summarize_sigmas(run: TrainedRun, images: np.ndarray) -> dict[str, dict[str, SigmaSummary]]:
-  """Return a summary of every kernel by block and stage, such as `found['block0']['stage2']`.
+  """Return a summary of every kernel. The entry `['block0']['stage2']` of the result is about stage 2 of block 0.
 
   Args:
     run: the run.

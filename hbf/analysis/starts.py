@@ -1,4 +1,4 @@
-"""Starts of HyperBF centers from data, and changes of their number during a run.
+"""Initial values of HyperBF centers from data ("starts"), and changes of the number of centers during a run.
 
 The stage is z = Σ_a R_a(x) c_a + b with R_a(x) = g exp(−‖W(x − t_a)‖² / 2σ²). Points x and centers t_a are scaled to
 norm 1, and g is a gain.
@@ -142,7 +142,7 @@ def three_phases(
 def phases_operations(
   model: ImageClassifier, params: Params, image: tuple[int, ...], images: int, centers: str
 ) -> float:
-  """Return the number of floating-point operations of `three_phases`, without the solution of linear equations.
+  """Return the number of floating-point operations of `three_phases`, except those that solve linear equations.
 
   Args:
     model: the network.
@@ -174,7 +174,7 @@ def with_centers(stage: HyperBFCenters, params: Params, points: np.ndarray, cent
     stage: the stage 2.
     params: its parameters. W must be the identity, and does not change.
     points: its inputs for n images, [n, N, D].
-    centers: a name in `hbf.nn.hyperbf.CENTERS_INITS`.
+    centers: name of the initial values, a key of `hbf.nn.hyperbf.CENTERS_INITS`.
     key: a random key.
   """
   dimensions = points.shape[-1]
@@ -319,12 +319,12 @@ def most_used(model: ImageClassifier, params: Params, points: Mapping[str, np.nd
 
 
 def draw_tokens(points: Mapping[str, np.ndarray], rows: np.ndarray, count: int, seed: int) -> dict[str, np.ndarray]:
-  """Draw `count` tokens of some images at random for each block, [count, D].
+  """Draw `count` random inputs [count, D] of stage 2 for each block, from some of the images.
 
   Args:
     points: the inputs of stage 2 by block, [n, N, D].
-    rows: indices of the images.
-    count: number of tokens.
+    rows: indices of the images to draw from.
+    count: number of inputs to draw.
     seed: seed of the draw.
   """
   random, drawn = np.random.default_rng(seed), {}
@@ -335,7 +335,7 @@ def draw_tokens(points: Mapping[str, np.ndarray], rows: np.ndarray, count: int, 
 
 
 def with_new_centers(state: TrainState, kept: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray]) -> TrainState:
-  """Return the state of a run in which some centers stay and new ones follow them.
+  """Return the state of a run with other centers: some of the old centers, followed by new centers.
 
   New centers have coefficients of 0. The optimizer's moving averages stay for the kept centers, and are 0 for new
   centers.

@@ -66,8 +66,9 @@ class Arm:
   Attributes:
     name: the name of the arm in tables.
     optimizer: values of config keys that select the optimizer. {}: the optimizer of recipe laptop, AdamW.
-    start: the edit before the first step: '', 'kmeans' or 'tokens' (three phases), or 'agop'.
-    change: the edit after half of the steps: '', 'grow' or 'replace'.
+    start: the edit before the first step: 'kmeans' or 'tokens' (three phases), 'agop' (metric from the AGOP), or ''
+      (no edit).
+    change: the edit after half of the steps: 'grow', 'replace' or '' (no edit).
     hardest: True if new centers are tokens of the images with the highest loss, False if of any images.
   """
 
@@ -250,7 +251,7 @@ def run_arm(arm: Arm, config: ConfigDict, seed: int, dataset: Dataset | None = N
 
   Args:
     arm: the arm.
-    config: the config that all arms share. The arm changes its optimizer.
+    config: the config that all arms share. The arm sets only the optimizer.
     seed: seed of the parameters and of the order of the images.
     dataset: the data set. None: the one that the config names.
   """

@@ -21,8 +21,8 @@ class TextTrial(NamedTuple):
 
   Attributes:
     layer: name of the layer that gives the points.
-    reach: as in `hbf.analysis.edit_methods.Trial`.
-    margin: as in `hbf.analysis.edit_methods.Trial`.
+    reach: size of the region in which an edit acts (`hbf.analysis.edit_methods.Trial`).
+    margin: the wanted lead of the right answer's logit after the edit.
   """
 
   layer: str
@@ -37,8 +37,8 @@ class TextMethod:
   Attributes:
     method: the method.
     trials: the options to choose from.
-    names: True if prompts about other invented names are guarded examples, in addition to the training text. The
-      controls that measure the damage are not among these prompts.
+    names: True if prompts with invented names are guarded examples, in addition to the training text. They are not
+      the prompts by which the methods are scored.
   """
 
   method: Method

@@ -144,7 +144,10 @@ class Bases(NamedTuple):
 
 
 def open_bases(run: TextRun, seed: int = 0) -> Bases:
-  """Compute the points of the guarded examples, and the metric in which copies of an example are near."""
+  """Compute the points of the guarded examples, and the metric in which copies of an example are near.
+
+  A copy follows a random passage of the training text. `seed` is the seed of these passages.
+  """
   copies = points_of_copies(run.model, run.params, passages_of(run, 'train', seed))
   metric = {layer: metric_of(points) for layer, points in copies.items()} | {CONTEXT: np.zeros((0, 0))}
   guard = observed(run, Places.everywhere(run.windows('train', GUARDED // run.task.length)))
@@ -162,7 +165,7 @@ def _joined(parts: Sequence[Observed]) -> Observed:
 class Edits:
   """The edits by which a method teaches all facts of a split.
 
-  An edit has a response and coefficients for each token of the answer, as for a center.
+  An edit has a response R and coefficients c for each token of the answer (`hbf.analysis.edit_methods`).
   """
 
   def __init__(self, wanted: TextMethod, trial: TextTrial, bases: Bases, split: Split) -> None:

@@ -243,7 +243,7 @@ def _rows(params: Params, stage: Any) -> dict[str, jax.Array]:
 
 
 def _with_rows(params: Params, rows: dict[str, jax.Array]) -> Params:
-  """Return the parameters of stage 2 with other rows, in the form that `_rows` returns."""
+  """Return the parameters of stage 2 with new rows. `rows` has the form of the result of `_rows`."""
   if 'coefficients' in params:
     named = {'centers' if name == 'places' else name: z for name, z in rows.items()}
     return params | {name: z.swapaxes(1, 2) if name in _SCALARS else z for name, z in named.items()}
@@ -254,7 +254,7 @@ def _with_rows(params: Params, rows: dict[str, jax.Array]) -> Params:
 
 
 def _with_silent(name: str, rows: jax.Array) -> jax.Array:
-  """Return a parameter of all units [heads, units, …] with a silent unit at the end of each head."""
+  """Append the row of a silent unit to each head of the parameter `name`, [heads, units, …]."""
   constant = {'coefficients': 0.0, 'slopes': 0.0, 'slope_bias': 1.0}
   last = rows.mean(axis=1, keepdims=True)
   if name in constant:
