@@ -8,11 +8,14 @@ from hbf.evaluation.classification import Counts, detail, summarize
 
 
 def summary(logits: np.ndarray, labels: np.ndarray) -> dict:
-  """Return the results of `summarize` and `detail` (`hbf.evaluation.classification`) in one dict.
+  """Return the scores of a classifier on n examples: accuracy, calibration, confusion matrix and others.
 
   Args:
     logits: float32 [n, classes].
     labels: the true classes, int32 [n].
+
+  Returns:
+    The entries of two dicts in one: those of `summarize` and of `detail` in `hbf.evaluation.classification`.
   """
   count = jax.jit(
     lambda logits, labels: Counts.zeros(logits.shape[1]).add(logits, labels, jnp.ones(len(labels), bool))
@@ -22,18 +25,17 @@ def summary(logits: np.ndarray, labels: np.ndarray) -> dict:
 
 
 def risk_coverage(confidence: np.ndarray, correct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Compute the error on the most confident answers, for every coverage (Geifman & El-Yaniv 2017).
+  """Compute the error of a model that answers only some examples, those with the greatest confidence.
 
-  The coverage is the share of the examples that a model answers. It answers the examples with the greatest
-  confidence.
+  The coverage is the share of the examples that it answers (Geifman & El-Yaniv 2017).
 
   Args:
     confidence: confidence in the answer to each example, [n].
     correct: True where the answer is right, bool [n].
 
   Returns:
-    The coverages 1/n, 2/n, … 1, and the error at each coverage, both in percent, [n]. The mean of the errors is the
-    area under the curve of the error against the coverage.
+    The coverages 1/n, 2/n, … 1 in percent, [n], and the error at each coverage, [n]: the percentage of wrong answers
+    among the answered examples. The mean of these errors is the area under the curve of error against coverage.
   """
   order = np.argsort(-confidence, kind='stable')
   number = np.arange(1, len(order) + 1)
@@ -41,15 +43,15 @@ def risk_coverage(confidence: np.ndarray, correct: np.ndarray) -> tuple[np.ndarr
 
 
 def most_confident(probabilities: np.ndarray, labels: np.ndarray, most: int) -> np.ndarray:
-  """Return the indices of at most `most` examples with wrong answers, the most confident first, int [m]."""
+  """Return the indices, int [m], of m ≤ `most` examples with wrong answers. The most confident answer comes first."""
   wrong = np.flatnonzero(probabilities.argmax(axis=1) != labels)
   return wrong[np.argsort(-probabilities[wrong].max(axis=1), kind='stable')][:most]
 
 
 def most_ambiguous(probabilities: np.ndarray, most: int) -> np.ndarray:
-  """Return the indices of the examples whose two largest probabilities differ least, int [m].
+  """Return the indices, int [m], of m ≤ `most` examples whose two largest probabilities differ least.
 
-  The smallest difference comes first. m is at most `most`.
+  The smallest difference comes first.
   """
   two = np.sort(probabilities, axis=1)[:, -2:]
   return np.argsort(two[:, 1] - two[:, 0], kind='stable')[:most]

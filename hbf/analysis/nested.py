@@ -1,6 +1,7 @@
 """Accuracy for growing numbers of centers, from one run: python -m hbf.analysis.nested --workdir runs/nested.
 
-Each network keeps only the first centers of every block. The run should be trained with model.stage2.nested.
+A smaller network is the network of the run, but every block has only the first centers of its stage 2. The run
+should be trained with model.stage2.nested.
 """
 
 import pathlib
@@ -30,15 +31,15 @@ from hbf.training.workdir import write_json
 def curve(
   workdir: pathlib.Path, checkpoint: str, counts: Sequence[int], average: bool = False, **moved: str
 ) -> list[dict[str, Any]]:
-  """Return the test scores of networks that keep only the first centers of a trained network.
+  """Measure a trained network on the test images, with only the first centers of every block.
 
   Args:
     workdir: folder of a run whose stage 2 is hyperbf.
     checkpoint: 'latest', 'best' or a step.
     counts: numbers of centers to keep in stage 2 of each block. If empty: 1, 2, 4, … and all.
-    average: True to take the moving average of the parameters.
-    **moved: the folders of the data, if they have moved since training, as in
-      `hbf.training.evaluate.evaluate_workdir`.
+    average: True to take the moving average of the parameters, False to take the parameters themselves.
+    **moved: new values of the config keys `data.dir` and `data.root`, as arguments `dir` and `root`, if the data have
+      moved since training.
 
   Returns:
     A row for each count. It has the keys centers, params (number of parameters), flops_per_image, n (number of test
@@ -65,21 +66,18 @@ def curve(
 
 
 def _powers(model: Any) -> list[int]:
-  """Return the powers of two up to the number of centers, and this number.
-
-  If the model has no centers, return [1]. `first_centers` then raises an error, because it cannot keep one center.
-  """
-  centers = model.stage2.get('centers', 1)
+  """Return the powers of two up to the number of centers of a block, and this number itself."""
+  centers = model.stage2.get('centers', 1)  # 1 if there are no centers: then `first_centers` raises an error
   return sorted({2**i for i in range(centers.bit_length())} | {centers})
 
 
 def _centers(row: Mapping[str, Any]) -> int:
-  """Return the number of centers in a row of results. In old results, its key is 'centres'."""
+  """Return the number of centers in a row of results. In old files, its key is 'centres'."""
   return row['centers'] if 'centers' in row else row['centres']
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-  """Return the rows as a Markdown table."""
+  """Return the rows of `curve` as a Markdown table."""
   cells = [
     (str(_centers(row)), f'{row["params"]:,}', f'{row["flops_per_image"] / 1e6:,.1f}', f'{row["accuracy"]:.2f}')
     for row in rows
@@ -88,7 +86,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def draw(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
-  """Write a PNG of the accuracy against the number of centers."""
+  """Write a PNG of the accuracy against the number of centers, from the rows of `curve`."""
   figure, axis = plt.subplots(figsize=(6, 4), layout='constrained')
   axis.plot([_centers(row) for row in rows], [row['accuracy'] for row in rows], 'o-')
   axis.set_xscale('log', base=2)

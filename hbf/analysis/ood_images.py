@@ -1,4 +1,7 @@
-"""Out-of-distribution images in the shape of a run's training images."""
+"""Out-of-distribution images in the shape of a run's training images.
+
+A source of images is a folder, the test split of a data set, or noise. At most `MOST` images of a source are taken.
+"""
 
 import pathlib
 from collections.abc import Collection, Mapping, Sequence
@@ -21,19 +24,19 @@ NOTHING: Mapping[str, Collection[str]] = {}
 def load_ood_images(
   run: ImageRun, wanted: Sequence[str], without: Mapping[str, Collection[str]] = NOTHING
 ) -> dict[str, np.ndarray]:
-  """Return a dict from the name of each source to its images, uint8 [m, height, width, channels] with m ≤ `MOST`.
+  """Return a dict from the name of each source to its images, uint8 [m, height, width, channels].
 
-  Images are converted to the shape of the run's training images. The source 'noise' is always added: `MOST` images of
-  random pixels.
+  The images get the shape of the run's training images. The source 'noise' is always added: images of random pixels.
 
   Args:
     run: the run.
-    wanted: the sources. Each is a folder of images, or the name of a data set whose test split is read. The name of a
-      folder is the last part of its path.
-    without: the names of some classes, by the name of the data set. The images of these classes are left out.
+    wanted: the sources. Each is the path of a folder of images, or the name of a data set. In the result, the name of
+      a folder is the last part of its path.
+    without: the names of the classes to leave out of a data set, by the name of the data set.
 
   Raises:
-    UserError: two sources have one name, a data set is missing, a folder holds no image, or an image cannot be read.
+    UserError: two sources have the same name, a data set is missing, a folder holds no image, or an image cannot be
+      read.
   """
   random = np.random.default_rng(0)
   found = {NOISE: random.integers(0, 256, (MOST, *run.task.shape), np.uint8)}
@@ -57,7 +60,7 @@ def _folder(run: ImageRun, folder: pathlib.Path) -> np.ndarray:
 def _dataset(run: ImageRun, name: str, without: Collection[str]) -> np.ndarray:
   """Return at most `MOST` images of a data set's test split, uint8 [m, height, width, channels].
 
-  Images of the classes `without` are left out.
+  Images whose class is named in `without` are left out.
   """
   height, _, channels = run.task.shape
   directory = run.restored.config.data.dir

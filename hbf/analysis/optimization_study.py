@@ -49,13 +49,13 @@ DRAWS = 200  # random matrices
 
 
 class Split(NamedTuple):
-  """The inputs of two linear layers, and the targets, for the n images of a split.
+  """The n images of a split, as the refits of two linear layers need them.
 
   The layers are the head and the output layer of the last stage 2.
 
   Attributes:
-    seen: the inputs of both layers. `seen.inputs` has the inputs of the output layer twice. The first array comes
-      from the trained stage 2, and the second from a stage 2 with untrained parameters.
+    seen: the inputs of both layers. `seen.inputs` is a list of two arrays for the output layer of stage 2: its inputs
+      in the trained network, and its inputs if stage 2 has its untrained parameters.
     labels: the classes, int [n].
     targets: the class probabilities in the cross-entropy of the training, float32 [n, classes]. They are smoothed and
       mixed as in training.
@@ -90,16 +90,16 @@ def untrained(restored: Restored) -> Any:
 
 
 def read_split(restored: Restored, name: str, most: int, stages: Sequence[Any]) -> Split:
-  """Pass the images of a split through the network once. Return the arrays of the split that the refits need.
+  """Pass the images of a split through the network once, and return what the refits need.
 
-  Training images are transformed as in training.
+  Images of the split 'train' are transformed as in training.
 
   Args:
     restored: the restored run.
     name: name of the split.
     most: greatest number of images.
-    stages: other parameters for the last stage 2. `Split.seen.inputs` gets an array for each, after the array for the
-      run's own parameters.
+    stages: a list of other parameters for the last stage 2. For each, the list `Split.seen.inputs` gets one more
+      array after the array of the trained parameters.
   """
   model, task = classifier(restored, pathlib.Path())
   source = make_splits(task, restored.config.data.validation)[name]
@@ -129,7 +129,8 @@ def problem(split: Split, tail: refit.Tail, loss: refit.Loss, weights: np.ndarra
     split: the images.
     tail: the part of the network behind stage 2.
     loss: the loss of logits against class probabilities.
-    weights: the trained coefficients, with the bias as the last row, [A + 1, D].
+    weights: the trained coefficients, with the bias as the last row, [A + 1, D]. They serve to subtract the output of
+      the trained stage 2 from the last block's tokens.
     inputs: an index in `split.seen.inputs`: 0 for the responses of the trained stage 2, 1 for those of the untrained
       one.
   """
@@ -150,9 +151,10 @@ def of_head(split: Split, loss: refit.Loss, targets: np.ndarray) -> refit.Proble
 
 
 def codes(logits: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-  """Return the scale and the offset for which class codes are nearest to the logits in least squares.
+  """Fit class codes to logits by least squares. Return the scale and the offset of the codes.
 
-  The code of a class is the vector scale · (one-hot − 1/classes) + offset.
+  The code of a class is the vector scale · (one-hot − 1/classes) + offset. It is fitted to the logits of the images
+  of this class.
 
   Args:
     logits: the logits of n images, [n, classes].
@@ -181,7 +183,7 @@ def scores(test: refit.Problem, split: Split, weights: np.ndarray) -> dict[str, 
   """Return the scores of a network on test images, with other weights in one of its linear layers.
 
   Args:
-    test: the problem of the layer on the test images.
+    test: the loss on the test images, as a function of the layer's weights.
     split: the test images.
     weights: the weights of the layer, with the bias as the last row.
 
@@ -196,7 +198,7 @@ def scores(test: refit.Problem, split: Split, weights: np.ndarray) -> dict[str, 
 
 
 class Splits(NamedTuple):
-  """One value for each split."""
+  """Three objects of one kind, such as three problems: one for each split of the data."""
 
   train: Any
   held_out: Any
@@ -206,10 +208,10 @@ class Splits(NamedTuple):
 def run_refit(
   label: dict[str, str], given: Splits, test: refit.Problem, split: Split, start: np.ndarray, steps: tuple[int, int]
 ) -> tuple[dict[str, Any], refit.Refit]:
-  """Refit a linear layer. Return the row of this refit in the results, and the refit.
+  """Refit a linear layer. Return a row of the study's results, and the result of `hbf.analysis.refit.refit`.
 
   Args:
-    label: the entries of the row that name the refit.
+    label: entries of the row that tell this refit from others: the layer, the start and the loss.
     given: the loss as a function of the layer's weights, for each split. The loss on the training images is
       minimized. The loss on the held-out images chooses the damping.
     test: the cross-entropy on the test images, as a function of the layer's weights.
@@ -233,7 +235,7 @@ def run_refit(
 
 
 def by_adam(given: Splits, split: Split, start: np.ndarray, operations: float) -> dict[str, Any]:
-  """Minimize the loss by Adam. Return a row like the rows of `run_refit`.
+  """Minimize the loss over the last stage 2's weights by Adam. Return a row like the rows of `run_refit`.
 
   Each learning rate in `RATES` is tried, and the result with the least held-out loss is kept. The row counts the
   operations of this result only.
@@ -242,7 +244,8 @@ def by_adam(given: Splits, split: Split, start: np.ndarray, operations: float) -
     given: the cross-entropy as a function of the layer's weights, for each split.
     split: the test images.
     start: the weights and the bias of the layer at the start.
-    operations: the greatest number of operations with one learning rate. There is at least one epoch.
+    operations: the greatest number of operations with one learning rate. It sets the number of epochs, which is at
+      least 1.
   """
   begin, each = time.process_time(), given.train.gradient_operations()
   epochs = max(1, int(operations // each))
@@ -269,7 +272,7 @@ def by_adam(given: Splits, split: Split, start: np.ndarray, operations: float) -
 
 
 def measure_refits(restored: Restored, most: int) -> list[dict[str, Any]]:
-  """Refit the last stage 2 and the head of a run, from several starts and with two losses.
+  """Refit the last stage 2 and the head of a run, from several initial weights and with two losses.
 
   Return a row for each refit. `most` is the greatest number of training images.
   """
@@ -353,7 +356,7 @@ def measure_agop(restored: Restored) -> list[dict[str, Any]]:
 
 
 def _units(stage: Any) -> int:
-  """Return the number of centers of all heads, or the number of outputs of an MLP's first layer."""
+  """Return the number of centers of all heads of a stage 2, or of outputs of an MLP's first layer."""
   if 'hidden' in stage:
     return int(stage['hidden']['kernel'].shape[-1])
   return int(np.prod(stage['centers'].shape[:2]))
@@ -367,7 +370,8 @@ def measure(workdir: pathlib.Path, most: int) -> dict[str, Any]:
     most: greatest number of training images of the refits. 0: no refits.
 
   Returns:
-    A dict with run, model, seed, stage2, agop and refits. The last two are lists of rows.
+    A dict with the keys run, model, seed, stage2 (its options), agop and refits. The values of the last two keys are
+    lists of rows.
 
   Raises:
     UserError: the run is not of task classification, holds out no images, or cannot be restored.

@@ -40,8 +40,8 @@ def nearest_tokens(
 ) -> Float[Array, 'B ranks']:
   """Return minus the distance from a token to the k-th nearest token in `bank`, averaged over the tokens of an image.
 
-  The result has a column for each k in `ranks`. Tokens are not scaled to norm 1. Roth et al. 2022 ("PatchCore") also
-  search for the nearest tokens of images.
+  The result has a column for each k in `ranks`. Tokens are not scaled to norm 1. PatchCore (Roth et al. 2022) has a
+  similar score.
   """
   squares = squared_distances(tokens.reshape(-1, tokens.shape[-1]), bank)
   found = -jax.lax.top_k(-squares, max(ranks))[0][:, jnp.array(ranks) - 1]
@@ -90,7 +90,8 @@ class ClassGaussians(NamedTuple):
     Args:
       features: [n, F].
       labels: index of each example's class, int [n]. Each class has at least two examples.
-      shared: True for one covariance that all classes share. It is measured around the means of the classes.
+      shared: True for one covariance that all classes share, measured around the means of the classes. False for one
+        covariance for each class.
     """
     features = features.astype(np.float64)
     counts = np.bincount(labels)
@@ -115,7 +116,8 @@ class ClassGaussians(NamedTuple):
 def mahalanobis(gaussians: ClassGaussians, features: np.ndarray) -> np.ndarray:
   """Return the scores [n]: minus the squared Mahalanobis distance to the nearest mean of a class (Lee et al. 2018).
 
-  The Gaussians share one covariance. This is the score of one layer, without Lee et al.'s change of the input.
+  The Gaussians share one covariance. Lee et al. also combine the scores of several layers and change the input, which
+  is not done here.
   """
   return -gaussians.squares(features).min(axis=1)
 

@@ -50,7 +50,8 @@ def scrambled(images: np.ndarray, seed: int) -> np.ndarray:
   """Return images with random Fourier phases, uint8. They look like textures.
 
   This is the random phase noise of Galerne et al. 2011. An image keeps the amplitudes of its frequencies and the mean
-  of each channel. The same random phases are added in all channels of an image, so its colors stay alike.
+  of each channel. The same random phases are added in all channels of an image, which keeps the correlations
+  between channels.
 
   Args:
     images: uint8 [n, height, width, channels].
@@ -88,16 +89,16 @@ def made_up(images: np.ndarray, seed: int) -> np.ndarray:
 
 
 class Known(NamedTuple):
-  """Facts about training and held-out images that the scores need.
+  """Quantities that the scores need, computed from training and held-out images.
 
   Attributes:
-    tokens: training tokens of each block.
+    tokens: training tokens and their k-means centers, by block.
     features: inputs of the head for training images, [n, F].
     shared: Gaussians of the features of each class. All classes share one covariance.
     own: Gaussians of the features of each class. Each class has its own covariance.
     held_out: scores of held-out images.
-    rank: two numbers for the scores that are distances to the k-th nearest neighbor. The first is the k for the
-      features of an image. The second is the index in `RANKS` of the k for tokens.
+    rank: the choice of k in two scores. The first number is the k of the score 'k nearest features'. The second
+      number selects the k of the score 'k nearest tokens': it is an index in `RANKS`.
   """
 
   tokens: dict[str, Fitted]
@@ -109,10 +110,10 @@ class Known(NamedTuple):
 
 
 def learn(run: ImageRun) -> Known:
-  """Return the tokens, features, Gaussians and values of k that the scores of a run need.
+  """Fit the scores of a run to its training images, and choose their options on held-out images.
 
-  Both values of k (nearest features, nearest tokens) are those that best separate held-out images from made-up
-  outliers, by AUROC.
+  The options are two values of k, for the k nearest features and the k nearest tokens. They are the values with the
+  greatest AUROC between held-out images and made-up outliers.
 
   Raises:
     UserError: the run holds out no images.
@@ -138,10 +139,11 @@ def _separated_by_tokens(inside: Scores, outside: Scores, column: int) -> float:
 
 
 def all_scores(run: ImageRun, known: Known, images: np.ndarray) -> dict[str, np.ndarray]:
-  """Return a dict from the name of each score to its values [n] for n uint8 images.
+  """Return a dict from the name of each score to its values [n] for n images.
 
-  A score NAME that comes from tokens is calibrated in each block on held-out images, and then summed over the blocks.
-  The dict also has the score of each block without calibration, with the name 'NAME, BLOCK'.
+  A score that comes from tokens is calibrated in each block on held-out images, and then summed over the blocks. The
+  dict also has the score of each block alone, without calibration. Its name is 'NAME, BLOCK' if NAME is the name of
+  the sum.
 
   Args:
     run: the run.
@@ -167,7 +169,9 @@ def all_scores(run: ImageRun, known: Known, images: np.ndarray) -> dict[str, np.
 
 
 def measure(run: ImageRun, outside: Mapping[str, np.ndarray]) -> dict[str, Any]:
-  """Measure all scores on a run. Return a row with AUROC and FPR95 by data set and score.
+  """Measure how well each score of a run separates test images from images of other data sets.
+
+  Return a row of the study's results: row['scores'][data set][score] has the AUROC and the FPR95.
 
   Args:
     run: the run.
@@ -191,10 +195,14 @@ def measure(run: ImageRun, outside: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 def load_outside(run: ImageRun, wanted: Sequence[str]) -> dict[str, np.ndarray]:
-  """Return images of other data sets, textures and noise, by name.
+  """Return the images that should have lower scores than test images: images of other data sets, textures and noise.
 
-  `wanted` has names of data sets, or folders of images. The textures are made from test images that are not scored
-  themselves.
+  The result is a dict from the name of each kind to its images, uint8 [m, height, width, channels]. The textures are
+  made from test images that are not scored themselves.
+
+  Args:
+    run: the run.
+    wanted: names of data sets, or folders of images.
   """
   near = {'tiny_imagenet': LIKE_CIFAR10} if run.restored.config.data.name == 'cifar10' else {}
   found = load_ood_images(run, wanted, near)
@@ -204,9 +212,9 @@ def load_outside(run: ImageRun, wanted: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def add(rows: list[dict[str, Any]], run: ImageRun, outside: Mapping[str, np.ndarray]) -> bool:
-  """Measure a run on the data sets that its row does not have yet, and put the numbers into the rows.
+  """Measure a run on the data sets that its row does not have yet, and put the numbers into the row.
 
-  Return False if the row already has all data sets.
+  Return True if something was measured, False if the row already has all data sets.
 
   Args:
     rows: the rows that were measured before. The run's row is changed or appended.

@@ -33,11 +33,11 @@ class Stage2(NamedTuple):
 
   Attributes:
     tokens: input of the stage, after the LayerNorm, float32 [B, N, D].
-    responses: log K of the centers, not normalized over them, [B, N, U]. If K may be 0 or negative, the depth b − s
-      replaces log K. In an MLP, these are the numbers w·x + b of the units before the activation. In a gated MLP,
-      they are the numbers w·x + b of the gates.
-    log_kernels: log K of the centers, [B, N, U]. If K may be 0 or negative, a Gaussian with the stage's sigma
-      replaces K. None in an MLP.
+    responses: a number for each unit and token, [B, N, U]. For a center, it is log K, without a normalization over
+      the centers. If K may be 0 or negative, the depth b − s replaces log K. For a unit of an MLP, it is w·x + b
+      before the activation. In a gated MLP, w and b are those of the gate.
+    log_kernels: log K of each center for each token, [B, N, U]. If K may be 0 or negative, a Gaussian with the
+      stage's sigma replaces K. None in an MLP.
   """
 
   tokens: jax.Array
@@ -51,7 +51,8 @@ class Seen(NamedTuple):
   Attributes:
     logits: [B, classes].
     features: input of the head, [B, F].
-    blocks: the arrays of stage 2 by block. Blocks whose stage 2 is neither a HyperBF nor an MLP are left out.
+    blocks: a `Stage2` for each block, by the block's name. Blocks whose stage 2 is neither a HyperBF nor an MLP are
+      left out.
   """
 
   logits: Any
@@ -65,7 +66,7 @@ class Fitted(NamedTuple):
   Attributes:
     means: the centers of k-means, as many as stage 2 has units, [U, D].
     variance: mean squared distance of a token to the nearest center of k-means, divided by D.
-    bank: random tokens, [M, D].
+    bank: random training tokens, among which nearest tokens are searched, [M, D].
   """
 
   means: Any
@@ -74,7 +75,6 @@ class Fitted(NamedTuple):
 
 
 def _observe(model: ImageClassifier, params: Any, images: jax.Array) -> Seen:
-  """Run the network once on normalized images."""
   tokens: dict[str, jax.Array] = {}
   found: dict[str, Stage2] = {}
   features = []
@@ -154,8 +154,8 @@ class Scores(NamedTuple):
   Attributes:
     logits: [n, classes].
     features: input of the head, [n, F].
-    tokens: the scores that come from tokens, as `tokens[score][block]`, each [n]. Only the score `TOKENS` is
-      [n, ranks], with a column for each k in `RANKS`.
+    tokens: the scores that come from tokens, as `tokens[score][block]`. Each is an array [n], but the score `TOKENS`
+      is an array with a column for each k in `RANKS`.
   """
 
   logits: np.ndarray

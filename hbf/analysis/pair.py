@@ -10,11 +10,10 @@ def cka(x: np.ndarray, y: np.ndarray) -> float:
   """Compute the debiased linear CKA of features [n, p] and [n, q] of the same n ≥ 4 examples.
 
   CKA is HSIC(x, y) / √(HSIC(x, x) HSIC(y, y)) (Kornblith et al. 2019, "Similarity of Neural Network Representations
-  Revisited"). Here HSIC is the unbiased estimator (Song et al. 2012, "Feature Selection via Dependence
-  Maximization"), as in Nguyen et al. 2021, "Do Wide and Deep Networks Learn the Same Things?". The estimator of 2019
-  is biased: for unrelated features it approaches 1 if p and q are well above n. The debiased CKA of unrelated
-  features is about 0 on average, and may be negative. CKA does not change if the features are rotated, shifted or
-  scaled.
+  Revisited"). Debiased CKA estimates each HSIC without bias (Song et al. 2012, "Feature Selection via Dependence
+  Maximization"), as Nguyen et al. 2021 do ("Do Wide and Deep Networks Learn the Same Things?"). For unrelated
+  features, it is about 0 on average, and may be negative. The biased CKA of Kornblith et al. would approach 1 if p
+  and q are well above n. CKA does not change if the features are rotated, shifted or scaled.
   """
   return float(alignment(x[None], y[None])[0, 0])
 
@@ -23,8 +22,8 @@ def alignment(one: np.ndarray, other: np.ndarray) -> np.ndarray:
   """Compute the CKA [K, L] of the K layers of one run with the L layers of another.
 
   Args:
-    one: features of the layers, [K, n, p], as returned by `layers`.
-    other: features of the other run for the same examples, [L, n, q].
+    one: features of the K layers for n examples, [K, n, p], such as the result of `layers`.
+    other: features of the L layers of the other run for the same examples, [L, n, q].
   """
   x, y = (np.stack([_u_centered(features).ravel() for features in run]) for run in (one, other))
   scale = np.outer(np.linalg.norm(x, axis=1), np.linalg.norm(y, axis=1))
@@ -34,8 +33,7 @@ def alignment(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 def _u_centered(features: np.ndarray) -> np.ndarray:
   """Return the U-centered Gram matrix [n, n] of features [n, p] (Székely & Rizzo 2014).
 
-  For two such matrices K and L, Σ K_ij L_ij is n(n − 3) times the unbiased HSIC. The diagonal is 0, because a Gram
-  matrix's diagonal biases HSIC.
+  For two such matrices K and L, Σ_ij K_ij L_ij is n(n − 3) times the unbiased HSIC.
   """
   n = len(features)
   centered = features.astype(np.float64) - features.mean(axis=0, dtype=np.float64)
@@ -48,7 +46,7 @@ def _u_centered(features: np.ndarray) -> np.ndarray:
 
 
 def layers(run: TrainedRun, images: np.ndarray) -> np.ndarray:
-  """Return the mean token of every image before the first block and after each block, float64 [depth + 1, n, D].
+  """Return the mean token of each image before the first block and after each of L blocks, float64 [L + 1, n, D].
 
   Args:
     run: the run.

@@ -16,16 +16,18 @@ gradient and the Hessian of the loss ℓ with respect to the logits. The Gauss�
     q(Δ) = mean over images of [g·u(Δ) + u(Δ)ᵀ H u(Δ) / 2] + λ ‖Δ‖² / 2.
 
 It is a ridge regression in Δ, and it has one minimum. For the cross-entropy H = diag(p) − ppᵀ. For a squared distance
-to class codes H = I, and q is the exact least-squares problem of the linearized rest. For the head, f is the identity
-and z has one token, so q is exact for the squared loss, and a step is a Newton step for the cross-entropy.
+to class codes H = I, and q is the exact least-squares problem of the linearized rest.
+
+The head can be refitted too. Then the layer computes the logits themselves: they are its only "token" z, and f is the
+identity. So q is exact for the squared loss, and a step is a Newton step for the cross-entropy.
 
 The r_n and y_n do not depend on W. So one pass of the training images through the network is enough for all steps.
 
-The matrix of q has (A + 1) D rows, which is too many to store. A Lanczos iteration needs products with it only. In
-the same Krylov space the solutions for all λ cost no further products. The iteration works in coordinates in which a
-Kronecker product is the identity: E[r rᵀ] ⊗ E[Jᵀ H J], the approximation of the matrix by Martens & Grosse 2015
-("K-FAC"). The norm ‖Δ‖ of the ridge is measured there too. After one iteration, the step is K-FAC's with the best
-length. After (A + 1) D iterations it is exact.
+The matrix of q has (A + 1) D rows, which is too many to store. A Lanczos iteration needs only products of this matrix
+with vectors. The same products give the minima for all λ in a Krylov space. K-FAC (Martens & Grosse 2015)
+approximates the matrix by a Kronecker product, E[r rᵀ] ⊗ E[Jᵀ H J]. The iteration works in coordinates in which this
+product is the identity, and ‖Δ‖ in the last term of q is the norm in these coordinates. After one iteration, the step
+is K-FAC's with the best length. After (A + 1) D iterations it is exact.
 """
 
 import dataclasses
@@ -67,8 +69,8 @@ class Seen(NamedTuple):
   """Inputs of two linear layers, the output layer of the last stage 2 and the head, for B images.
 
   Attributes:
-    inputs: a list of inputs of stage 2's output layer: the responses and a 1 at the end, [B, N, A + 1]. The first
-      array comes from the network's own stage 2. Each further array comes from the same stage with other parameters.
+    inputs: a list of arrays [B, N, A + 1]: the inputs of stage 2's output layer, with a 1 at the end. The first array
+      is for the network's own stage 2. Each further array is for the same stage with other parameters.
     tokens: the output of the last block, [B, N, D].
     features: the inputs of the head with a 1 at the end, [B, 1, F + 1].
   """
@@ -85,8 +87,7 @@ def see(model: ImageClassifier, params: Any, images: jax.Array, stages: Sequence
     model: the network.
     params: its parameters.
     images: normalized images.
-    stages: other parameters for the last stage 2. `Seen.inputs` gets an array for each of them, after the array for
-      the parameters in `params`.
+    stages: a list of other parameters for the last stage 2. For each, the list `Seen.inputs` gets one more array.
   """
   last = last_block(model)
   found: dict[str, Any] = {}
@@ -109,13 +110,13 @@ def see(model: ImageClassifier, params: Any, images: jax.Array, stages: Sequence
   return Seen(found['inputs'], found['tokens'], _with_one(found['features']))
 
 
-def layer_inputs(unit: nn.Module, params: Any, points: jax.Array) -> jax.Array:
-  """Return the inputs of a stage 2's linear output layer with a 1 at the end, [B, N, A + 1].
+def layer_inputs(stage: nn.Module, params: Any, points: jax.Array) -> jax.Array:
+  """Return the inputs [B, N, A + 1] of a stage 2's linear output layer, with a 1 at the end.
 
   Args:
-    unit: HyperBF centers or an MLP.
-    params: its parameters.
-    points: its inputs, [B, N, D].
+    stage: the stage 2, which is `hbf.nn.hyperbf.HyperBFCenters` or an MLP.
+    params: the stage's parameters.
+    points: the stage's inputs, [B, N, D].
   """
   hidden: list[jax.Array] = []
 
@@ -125,14 +126,13 @@ def layer_inputs(unit: nn.Module, params: Any, points: jax.Array) -> jax.Array:
     return call(*args, **kwargs)
 
   with nn.intercept_methods(intercept):
-    _, sown = unit.apply({'params': params}, points, mutable=['responses'])
+    _, sown = stage.apply({'params': params}, points, mutable=['responses'])
   if hidden:
     return _with_one(hidden[0].reshape(*points.shape[:2], -1))
   return _with_one(by_token(sown['responses']['responses'][0], points.shape[:2]))
 
 
 def _with_one(inputs: Any) -> Any:
-  """Append a 1 to the last axis."""
   return jnp.concatenate([inputs, jnp.ones_like(inputs[..., :1])], axis=-1)
 
 
@@ -168,8 +168,7 @@ def with_coefficients(model: ImageClassifier, params: Any, weights: np.ndarray) 
 
 
 def _layer_with_bias(stage: Any) -> Any:
-  """Return the parameters of a stage 2's layer that has the bias: of its output layer, or of the stage itself."""
-  return stage.get('out', stage)
+  return stage.get('out', stage)  # an MLP has its bias in the layer 'out', centers have theirs in the stage itself
 
 
 Tail = Callable[[jax.Array], jax.Array]  # from tokens [B, N, D] to logits [B, classes]
@@ -184,7 +183,7 @@ def tail_of(model: ImageClassifier, params: Any) -> Tail:
 
 
 def no_tail(tokens: jax.Array) -> jax.Array:
-  """Return the only token [B, D] of tokens [B, 1, D]. For a refit of the head, it is used in place of `tail_of`."""
+  """Return the only token [B, D] of tokens [B, 1, D]. This function is `Problem.tail` in a refit of the head."""
   return tokens[:, 0]
 
 
@@ -292,18 +291,16 @@ class Problem:
     return len(self.inputs) * self._count(_gradient, 1)
 
   def _count(self, function: Any, directions: int) -> float:
-    """Return the number of operations of `_gradient`, `_product` or `_factor` on one image.
-
-    `directions` is the number of matrices [A + 1, D] that the function takes.
-    """
+    """Return the number of operations of a function for one image, if it takes `directions` matrices [A + 1, D]."""
     example = [jax.ShapeDtypeStruct((1, *z.shape[1:]), z.dtype) for z in (self.inputs, self.rest, self.targets)]
     weights = jax.ShapeDtypeStruct((self.inputs.shape[-1], self.rest.shape[-1]), self.rest.dtype)
     return float(count_flops(functools.partial(function, self.tail, self.loss), *[weights] * directions, *example))
 
   def _apply(self, function: Any, *directions: np.ndarray) -> Iterator[jax.Array]:
-    """Yield the result of `_logits`, `_gradient`, `_product` or `_factor` for each batch of images.
+    """Yield the result of a function for each batch of images.
 
-    The function gets `directions`, which are matrices [A + 1, D], and the arrays of the batch.
+    The function is `_logits`, `_gradient`, `_product` or `_factor`. Besides the arrays of the batch, it gets
+    `directions`: one or two matrices [A + 1, D].
     """
     given = [jnp.asarray(z, self.rest.dtype) for z in directions]
     for start in range(0, len(self.inputs), BATCH):
@@ -311,7 +308,7 @@ class Problem:
       yield function(self.tail, self.loss, *given, self.inputs[part], self.rest[part], self.targets[part])
 
   def _mean(self, function: Any, *directions: np.ndarray) -> np.ndarray:
-    """Return a mean over all images in float64. `_gradient`, `_product` or `_factor` gives the sum over a batch."""
+    """Return the mean over all images, in float64, of a function that computes the sum over a batch (`_apply`)."""
     sums = [np.asarray(part, np.float64) for part in self._apply(function, *directions)]
     return np.sum(sums, axis=0) / len(self.inputs)
 
@@ -319,13 +316,13 @@ class Problem:
 class Path(NamedTuple):
   """The parts of q, the quadratic model of the loss, that give its minimum for every damping λ (`step`).
 
-  The minimum is taken in a Krylov space of m dimensions, in K-FAC's coordinates X of a change Δ = L X R of W. The
-  change is [A + 1, D]: W has A rows, and the bias one more.
+  The minimum is taken in a Krylov space of m dimensions. The space is in K-FAC's coordinates: a matrix X [A + 1, D]
+  stands for the change Δ = L X R of W.
 
   Attributes:
-    basis: an orthonormal basis of the space, [m, A + 1, D]. Its first vector is along the negative gradient.
+    basis: an orthonormal basis of the space, m matrices X, [m, A + 1, D]. The first is along the negative gradient.
     matrix: q's matrix in this basis, without λ, [m, m].
-    slope: the norm of the gradient.
+    slope: the norm of the gradient in K-FAC's coordinates.
     roots: the matrices L [A + 1, A + 1] and R [D, D].
   """
 
@@ -357,7 +354,7 @@ def solve(problem: Problem, weights: np.ndarray, iterations: int) -> Path:
 
   Args:
     problem: the loss.
-    weights: W, [A + 1, D].
+    weights: the present W, [A + 1, D].
     iterations: number of products with the matrix of q.
   """
   left, right = (_inverse_root(factor) for factor in problem.factors(weights))
@@ -429,7 +426,7 @@ def refit(
     held_out: the loss on held-out images.
     weights: W at the start, [A + 1, D].
     rounds: greatest number of steps.
-    iterations: products with the Gauss–Newton matrix in a step.
+    iterations: number of products with the Gauss–Newton matrix in a step.
     dampings: the dampings to choose from.
   """
   done = Refit([np.asarray(weights, np.float64)], [], [])
@@ -450,14 +447,14 @@ def refit(
 def descend(problem: Problem, weights: np.ndarray, rate: float, epochs: int, seed: int) -> np.ndarray:
   """Minimize the loss by Adam on shuffled batches of at most `BATCH` images. Return W, [A + 1, D].
 
-  This is what a refit is compared with.
+  Refits are compared with this ordinary training.
 
   Args:
     problem: the loss on training images.
     weights: W at the start.
     rate: learning rate of the first step. It falls to 0 along a cosine.
-    epochs: passes over the images.
-    seed: seed of the order.
+    epochs: number of passes over the images.
+    seed: seed of the order of the images.
   """
   random, count = np.random.default_rng(seed), len(problem.inputs)
   size = min(BATCH, count)

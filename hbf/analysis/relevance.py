@@ -1,4 +1,8 @@
-"""Relevance of patches and of centers for the answer to an image."""
+"""Relevance of patches and of centers for the answer to an image.
+
+The patches of an image form a grid of rows and columns. The excess logit of a class is its logit minus the mean of
+all logits.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -38,9 +42,9 @@ def paint_over(images: np.ndarray, patch: int, gone: np.ndarray, fill: Sequence[
 
 
 def relevance(answers: Answers, images: np.ndarray, patch: int, fill: Sequence[int]) -> np.ndarray:
-  """Return the decrease [n, rows · columns] of the answer's probability if one patch is painted over.
+  """Return, for each patch, the decrease of the answer's probability if only this patch is painted over.
 
-  The answer is the likeliest class for the whole image.
+  The result is an array [n, rows · columns]. The answer is the likeliest class for the whole image.
 
   Args:
     answers: the model, as a function from images to probabilities.
@@ -108,14 +112,13 @@ def color(run: TrainedRun) -> list[int]:
 
 
 def votes(run: TrainedRun, images: np.ndarray, classes: np.ndarray) -> np.ndarray:
-  """Compute the votes [n, N, U] of the last block's U centers for a class, through each token.
+  """Compute the votes [n, N, U] of the last block's U centers for a class, through each of N tokens.
 
-  A vote is a contribution to the excess logit of the class, which is its logit minus the mean of all logits. After
-  the last block, the divisor of the final LayerNorm and the weights of the pooling are kept constant. Then the excess
-  logit is the sum of these terms:
+  A vote is a contribution to the excess logit of the class. The divisor of the final LayerNorm and the weights of the
+  pooling are treated as constants. Then the excess logit is the sum of these terms:
 
   - the votes,
-  - the contributions of stage 2's bias and of the tokens before stage 2,
+  - the contributions of stage 2's bias and of the tokens Y in Z = Y + stage2(LayerNorm(Y)),
   - a constant from the biases of the later layers.
 
   A vote is not the effect of removing a center, because LayerNorm and pooling would then change. `effects` computes
@@ -142,7 +145,7 @@ def votes(run: TrainedRun, images: np.ndarray, classes: np.ndarray) -> np.ndarra
 def effects(run: TrainedRun, images: np.ndarray, classes: np.ndarray, centers: np.ndarray) -> np.ndarray:
   """Compute the decrease [n, k] of a class's excess logit if one center of the last block is removed.
 
-  The center's coefficients are set to 0, and the other centers respond as before. The excess logit is as in `votes`.
+  The center's coefficients are set to 0, and the other centers respond as before.
 
   Args:
     run: the run.
@@ -161,7 +164,7 @@ def effects(run: TrainedRun, images: np.ndarray, classes: np.ndarray, centers: n
 
 
 def _excess(logits: np.ndarray, classes: np.ndarray) -> np.ndarray:
-  """Return the excess logits, float64 [n]: the logit of each image's class minus the mean of the image's logits."""
+  """Return the excess logit of each image's class, float64 [n]."""
   logits = logits.astype(np.float64)
   return np.take_along_axis(logits, classes[:, None], axis=1)[:, 0] - logits.mean(axis=1)
 
@@ -171,7 +174,7 @@ def _last_block(run: TrainedRun) -> str:
 
 
 def _last(run: TrainedRun, images: np.ndarray, block: str) -> tuple[np.ndarray, np.ndarray]:
-  """Return the tokens [n, N, D] after the last block and the responses [n, N, U] of its centers, float64."""
+  """Return the tokens [n, N, D] after the last block `block` and the responses [n, N, U] of its centers, float64."""
   parts = []
   for number, activations in run.capture_batches(images):
     if block not in activations.responses:
@@ -187,8 +190,7 @@ def _last(run: TrainedRun, images: np.ndarray, block: str) -> tuple[np.ndarray, 
 def readout(run: TrainedRun, tokens: np.ndarray, classes: np.ndarray) -> np.ndarray:
   """Return the derivative [n, N, D] of a class's excess logit with respect to the tokens after the last block.
 
-  The excess logit is the logit minus the mean of all logits. The divisor of the final LayerNorm and the weights of
-  the pooling are treated as constants.
+  The divisor of the final LayerNorm and the weights of the pooling are treated as constants.
 
   Args:
     run: the run.

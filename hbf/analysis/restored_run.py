@@ -39,7 +39,7 @@ class RestoredRun:
       average: True to take the moving average of the parameters.
 
     Raises:
-      UserError: as for `check` and `hbf.training.restore.restore`.
+      UserError: the class cannot load the run (`check`), or an error of `hbf.training.restore.restore`.
     """
     cls.check(workdir)
     with quiet():

@@ -9,5 +9,5 @@ def squared(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def of_norm_1(rows: np.ndarray) -> np.ndarray:
-  """Return rows [..., D] that are divided by their norms."""
+  """Divide each row of an array [..., D] by its norm."""
   return np.asarray(rows / np.linalg.norm(rows, axis=-1, keepdims=True))

@@ -46,7 +46,7 @@ class SigmaSummary:
 
 
 def summarize_sigmas(run: TrainedRun, images: np.ndarray) -> dict[str, dict[str, SigmaSummary]]:
-  """Return a summary of every kernel by block and stage, such as `found['block0']['stage2']`.
+  """Return a summary of every kernel. The entry `['block0']['stage2']` of the result is about stage 2 of block 0.
 
   Args:
     run: the run.
@@ -74,11 +74,12 @@ def _sigma(params: Mapping[str, Any]) -> np.ndarray:
 
 
 def _distance_from_identity(metric: str, weights: Any) -> float | None:
-  """Return the mean of ‖WᵀW − 1‖/‖1‖ over the heads, or None without learned weights.
+  """Return the mean of ‖WᵀW − 1‖/‖1‖ over the heads, or None if the metric has no learned weights.
 
   Args:
-    metric: name of the metric: 'diagonal', 'bilinear' or another.
-    weights: the learned weights of each head: the diagonal of W for 'diagonal', WᵀW for 'bilinear', W for another.
+    metric: name of the metric.
+    weights: the learned weights of each head. They are the diagonal of W for metric 'diagonal', WᵀW for 'bilinear',
+      and W for all other metrics. None if nothing is learned.
   """
   if weights is None:
     return None

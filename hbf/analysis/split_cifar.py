@@ -76,9 +76,9 @@ def keep_top(count: int) -> Callable[..., Any]:
 
 
 def _is_among(values: jax.Array, count: int) -> jax.Array:
-  """Return True for the `count` greatest values along the last axis. On a CPU this is faster than a sort."""
+  """Return an array like `values` that is True for the `count` greatest values along the last axis."""
   values = jax.lax.stop_gradient(values)
-  rest = values
+  rest = values  # on a CPU, this loop is faster than a sort
   for _ in range(count - 1):
     rest = jnp.where(rest == rest.max(axis=-1, keepdims=True), -jnp.inf, rest)
   return values >= rest.max(axis=-1, keepdims=True)
@@ -95,10 +95,10 @@ def make_model(name: str) -> ImageClassifier:
 
 
 class Network:
-  """A network with its compiled steps."""
+  """A network, with compiled functions that compute its logits and take a step of training."""
 
   def __init__(self, arm: Arm, mean: Sequence[float], std: Sequence[float]) -> None:
-    """Make the functions that JAX compiles at their first call.
+    """Make the functions. JAX compiles them at their first call.
 
     Args:
       arm: the kind of network.
@@ -123,7 +123,12 @@ class Network:
     self.logits, self.step = jax.jit(logits), step
 
   def start(self, images: np.ndarray, seed: int) -> tuple[Any, Any]:
-    """Return random parameters, and the state of Adam. Centers may start at tokens of the images."""
+    """Return initial parameters and the state of Adam. The centers of a HyperBF start at random tokens of the images.
+
+    Args:
+      images: uint8 [n, height, width, channels].
+      seed: seed of the parameters.
+    """
     params = self._init(jax.random.key(seed), images)
     return params, optax.scale_by_adam().init(params)
 
@@ -134,7 +139,10 @@ def _unchanged(method: Any, args: Any, kwargs: Any, context: Any) -> Any:
 
 
 class Images(NamedTuple):
-  """Labeled images: uint8 [n, H, W, C] and int [n]. The first task has labels 0 and 1, the second 2 and 3."""
+  """Images, uint8 [n, height, width, channels], and their labels, int [n].
+
+  Labels 0 and 1 are the classes of the first task, 2 and 3 of the second, and so on.
+  """
 
   images: np.ndarray
   labels: np.ndarray
@@ -145,7 +153,7 @@ class Images(NamedTuple):
     return Images(self.images[rows], self.labels[rows])
 
   def of_each_class(self, start: int, stop: int) -> 'Images':
-    """Return the images number `start` to below `stop` of each class."""
+    """Return a slice of the images of each class: from index `start` to below `stop` within the class."""
     order = np.argsort(self.labels, kind='stable')
     place = np.empty(len(order), int)
     place[order] = np.arange(len(order)) - np.searchsorted(self.labels[order], self.labels[order])
@@ -154,19 +162,20 @@ class Images(NamedTuple):
 
 
 def learn(network: Network, train: Images, test: Images, rate: float, replay: bool, seed: int) -> dict[str, Any]:
-  """Train on the tasks one after the other, each for one epoch.
+  """Train on the tasks one after the other, each for one epoch, and measure the accuracies after each task.
 
   Args:
     network: the network.
     train: the training images.
     test: the images to measure on.
     rate: the learning rate of Adam.
-    replay: True to keep a memory.
+    replay: True to train with replay.
     seed: the seed of the parameters and of the order of the images.
 
   Returns:
-    'sessions': a list for each task. It has the accuracies in percent on all tasks so far, measured after this task.
-    'told': the same accuracies if only the two classes of the image's task are possible answers.
+    A dict. 'sessions' has a list for each task: the accuracies in percent on all tasks so far, measured after the
+    training on this task. 'told' has the same lists for an easier test: only the two classes of the image's task are
+    possible answers.
   """
   random, memory = np.random.default_rng(seed), Images(train.images[:0], train.labels[:0])
   params, state = network.start(train.images[:BATCH], seed)
@@ -189,9 +198,9 @@ def learn(network: Network, train: Images, test: Images, rate: float, replay: bo
 
 
 def _remember(memory: Images, task: Images, random: np.random.Generator) -> Images:
-  """Return a memory of at most `MEMORY` images from the old memory and a task.
+  """Return a new memory of at most `MEMORY` images, drawn from the old memory and from the images of a task.
 
-  It has equally many images of each class so far.
+  The new memory has equally many images of each class so far.
   """
   classes = len(np.unique(memory.labels)) + len(np.unique(task.labels))
   order = random.permutation(len(task.labels))
@@ -201,9 +210,9 @@ def _remember(memory: Images, task: Images, random: np.random.Generator) -> Imag
 
 
 def _accuracies(network: Network, params: Any, test: Images) -> tuple[float, float]:
-  """Return two accuracies in percent on the images of a task.
+  """Return two accuracies in percent on the test images of one task.
 
-  For the first, the answer is one of all classes. For the second, it is one of the task's classes.
+  For the first accuracy, all classes are possible answers. For the second, only the task's classes are.
   """
   logits = in_batches(lambda batch: network.logits(params, batch), test.images, 500)
   first = int(test.labels.min())
@@ -232,7 +241,8 @@ def choose(images: Splits) -> list[dict[str, Any]]:
   """Choose a learning rate for each network, with and without replay, on held-out training images.
 
   Returns:
-    A row for each choice: 'arm', 'replay', 'rate', and 'accuracies', the final accuracy for each rate.
+    A row for each network with and without replay. It has the keys 'arm', 'replay', 'rate' (the chosen rate) and
+    'accuracies': for each of the `RATES`, the accuracy after the last task.
   """
   train = _with_order(images, TRIAL_SEED)['train']
   tried, judged = train.of_each_class(0, TRIED), train.of_each_class(TRIED, TRIED + HELD_OUT)

@@ -1,4 +1,4 @@
-"""Starts of HyperBF centers from data, and changes of their number during a run.
+"""Initial values of HyperBF centers from data ("starts"), and changes of the number of centers during a run.
 
 The stage is z = Σ_a R_a(x) c_a + b with R_a(x) = g exp(−‖W(x − t_a)‖² / 2σ²). Points x and centers t_a are scaled to
 norm 1, and g is a gain.
@@ -61,7 +61,7 @@ def centers_of(model: ImageClassifier) -> HyperBFCenters:
   """Return the stage 2 of a network as a module.
 
   Raises:
-    UserError: an option of stage 2 differs from recipe laptop in a way that `hbf.analysis.starts` does not support.
+    UserError: stage 2 has no centers, or has options that this module does not support.
   """
   stage = model.trunk.stage2(dtype=jnp.float32) if model.trunk.stage2 else None
   wanted = {
@@ -97,9 +97,9 @@ def least_squares(inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 def nearest_distance(centers: np.ndarray) -> float:
-  """Return the distance from a center to its nearest other center, averaged over all centers [A, D].
+  """Return the mean over `centers` [A, D] of the distance from a center to its nearest other center.
 
-  Equal centers are at distance 0, which counts in the mean.
+  The distance between two equal centers is 0, and counts in the mean.
   """
   distances = squared(centers, centers)
   np.fill_diagonal(distances, np.inf)
@@ -113,9 +113,9 @@ def three_phases(
 
   Args:
     model: the network.
-    params: the parameters before.
-    images: normalized images [n, height, width, channels].
-    labels: their classes, int [n].
+    params: the parameters before the phases.
+    images: normalized training images [n, height, width, channels].
+    labels: the classes of the images, int [n].
     centers: 'kmeans', or 'tokens' for random tokens in place of k-means.
     seed: seed of the centers and the codes.
   """
@@ -142,7 +142,7 @@ def three_phases(
 def phases_operations(
   model: ImageClassifier, params: Params, image: tuple[int, ...], images: int, centers: str
 ) -> float:
-  """Return the floating-point operations of `three_phases`, without the solution of linear equations.
+  """Return the number of floating-point operations of `three_phases`, except those that solve linear equations.
 
   Args:
     model: the network.
@@ -166,15 +166,15 @@ def phases_operations(
 
 
 def with_centers(stage: HyperBFCenters, params: Params, points: np.ndarray, centers: str, key: jax.Array) -> Params:
-  """Return the parameters of a stage 2 with new centers, a new σ and a new gain, chosen for its inputs.
+  """Return the parameters of a stage 2 after the first of the three phases: with new centers, a new σ and a new gain.
 
-  With this gain, the mean response of the centers is 1. This is the first of the three phases.
+  With the new gain, the mean response of the centers to `points` is 1.
 
   Args:
     stage: the stage 2.
     params: its parameters. W must be the identity, and does not change.
-    points: its inputs, [n, N, D].
-    centers: a name in `hbf.nn.hyperbf.CENTERS_INITS`.
+    points: its inputs for n images, [n, N, D].
+    centers: name of the initial values, a key of `hbf.nn.hyperbf.CENTERS_INITS`.
     key: a random key.
   """
   dimensions = points.shape[-1]
@@ -253,9 +253,9 @@ def with_agop_metric(
 
   Args:
     model: the network.
-    params: the parameters before.
+    params: the parameters, whose metrics are replaced.
     outer: the AGOP of each block, [D, D].
-    images: normalized images, whose tokens set the scale.
+    images: normalized images. Their tokens set the scale of each new metric.
   """
   stage = centers_of(model)
   for block in block_names(model):
@@ -270,15 +270,15 @@ def with_agop_metric(
 
 
 def agop_weights(diagonal: np.ndarray, before: np.ndarray, points: Any, centers: Any) -> np.ndarray:
-  """Return W [D] of a diagonal metric, with W² proportional to the AGOP's diagonal.
+  """Return the diagonal [D] of a metric W, with W² proportional to the AGOP's diagonal.
 
-  The mean of ‖W(x − t)‖² over points x and centers t, scaled to norm 1, is the same as before.
+  The mean of ‖W(x − t)‖² over points x and centers t, all scaled to norm 1, is the same as for the old W.
 
   Args:
     diagonal: the diagonal of the AGOP, [D].
-    before: W before, [D].
-    points: the points before they are scaled, [..., D].
-    centers: the centers before they are scaled, [..., D].
+    before: the diagonal of the old W, [D].
+    points: points of any norm, [..., D].
+    centers: centers of any norm, [..., D].
   """
   x, t = (of_norm_1(np.asarray(z, np.float64).reshape(-1, len(before))) for z in (points, centers))
   squares = np.square(x).mean(axis=0) + np.square(t).mean(axis=0) - 2 * x.mean(axis=0) * t.mean(axis=0)
@@ -287,9 +287,10 @@ def agop_weights(diagonal: np.ndarray, before: np.ndarray, points: Any, centers:
 
 
 def usage(found: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
-  """Return how much each center contributes, [A]. The number is 0 for a dead center.
+  """Return a measure [A] of how much each center contributes to the output of stage 2.
 
-  It is a product: the root mean square of the center's response, times the norm of its coefficient.
+  The measure is the root mean square of the center's response, times the norm of its coefficient. It is 0 for a dead
+  center.
 
   Args:
     found: responses of the A centers to n tokens, [n, A].
@@ -318,12 +319,12 @@ def most_used(model: ImageClassifier, params: Params, points: Mapping[str, np.nd
 
 
 def draw_tokens(points: Mapping[str, np.ndarray], rows: np.ndarray, count: int, seed: int) -> dict[str, np.ndarray]:
-  """Draw `count` tokens of some images at random for each block, [count, D].
+  """Draw `count` random inputs [count, D] of stage 2 for each block, from some of the images.
 
   Args:
     points: the inputs of stage 2 by block, [n, N, D].
-    rows: indices of the images.
-    count: number of tokens.
+    rows: indices of the images to draw from.
+    count: number of inputs to draw.
     seed: seed of the draw.
   """
   random, drawn = np.random.default_rng(seed), {}
@@ -334,7 +335,7 @@ def draw_tokens(points: Mapping[str, np.ndarray], rows: np.ndarray, count: int, 
 
 
 def with_new_centers(state: TrainState, kept: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray]) -> TrainState:
-  """Return the state of a run in which some centers stay and new ones follow them.
+  """Return the state of a run with other centers: some of the old centers, followed by new centers.
 
   New centers have coefficients of 0. The optimizer's moving averages stay for the kept centers, and are 0 for new
   centers.

@@ -65,9 +65,10 @@ class Arm:
 
   Attributes:
     name: the name of the arm in tables.
-    optimizer: changes of the config.
-    start: the edit before the first step: '', 'kmeans' or 'tokens' (three phases), or 'agop'.
-    change: the edit after half of the steps: '', 'grow' or 'replace'.
+    optimizer: values of config keys that select the optimizer. {}: the optimizer of recipe laptop, AdamW.
+    start: the edit before the first step: 'kmeans' or 'tokens' (three phases), 'agop' (metric from the AGOP), or ''
+      (no edit).
+    change: the edit after half of the steps: 'grow', 'replace' or '' (no edit).
     hardest: True if new centers are tokens of the images with the highest loss, False if of any images.
   """
 
@@ -91,7 +92,7 @@ ARMS = (
 
 
 class Cost(NamedTuple):
-  """A cost.
+  """The cost of a computation.
 
   Attributes:
     operations: floating-point operations.
@@ -114,7 +115,7 @@ class Leg(NamedTuple):
     last: the number of steps at its end.
     step: the cost of a step.
     held_out: the accuracy on held-out images in percent, by step.
-    result: the content of result.json. None if the run was stopped.
+    result: the content of result.json. None if the run was stopped before its last step.
   """
 
   first: int
@@ -125,7 +126,7 @@ class Leg(NamedTuple):
 
 
 def run_leg(experiment: Experiment, workdir: pathlib.Path, first: int = 0, until: int | None = None) -> Leg:
-  """Begin or continue a run, and stop it after step `until`. None: train until the run's last step.
+  """Begin or continue a run, and stop it when it has taken `until` steps in all. None: train until its last step.
 
   `first` is the number of steps that the run in `workdir` has taken before.
   """
@@ -208,8 +209,8 @@ def changed_state(arm: Arm, before: Experiment, state: TrainState, size: int) ->
 
   Args:
     arm: the arm.
-    before: the experiment so far.
-    state: its state.
+    before: the experiment until the change.
+    state: the state of the experiment after half of the steps.
     size: number of centers of a block after the change.
   """
   model, images = classifier(before), read_images(before, SEARCHED)
@@ -237,7 +238,7 @@ def make_experiment(config: ConfigDict, dataset: Any = None, changes: Mapping[st
 
 
 def in_memory(dataset: Dataset) -> Dataset:
-  """Read all images of a data set into memory, because every run reads them twice."""
+  """Return the data set with all its images in memory."""
   read = {
     name: ArraySource(*read_many(source, np.arange(len(source)), dataset.image_shape))
     for name, source in dataset.splits.items()
@@ -246,11 +247,11 @@ def in_memory(dataset: Dataset) -> Dataset:
 
 
 def run_arm(arm: Arm, config: ConfigDict, seed: int, dataset: Dataset | None = None) -> dict[str, Any]:
-  """Train an arm. Return a row of the result.
+  """Train an arm with one seed. Return a row of the study's results.
 
   Args:
     arm: the arm.
-    config: the config of all arms, without the optimizer.
+    config: the config that all arms share. The arm sets only the optimizer.
     seed: seed of the parameters and of the order of the images.
     dataset: the data set. None: the one that the config names.
   """
@@ -279,12 +280,12 @@ def _run_arm(arm: Arm, config: ConfigDict, folder: pathlib.Path, dataset: Datase
 
 
 def row_of(arm: Arm, experiment: Experiment, legs: Sequence[Leg], costs: Sequence[Cost]) -> dict[str, Any]:
-  """Return the row of a run.
+  """Return the row of a run in the study's results.
 
   Args:
     arm: the arm.
     experiment: the run.
-    legs: its parts.
+    legs: the parts of the run: two if its state is edited after half of the steps, otherwise one.
     costs: for each part, the cost of the edit before it.
   """
   curve, total, edits = [], Cost(), Cost()

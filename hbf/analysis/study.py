@@ -22,8 +22,8 @@ class Study:
 
   Attributes:
     name: the name of the study. Its numbers are in NAME.json, and its picture is NAME.png.
-    draw: a function that draws the picture of the numbers into a file.
-    table: a function that returns the table of the numbers, as Markdown.
+    draw: a function that draws a picture of the numbers. Its second argument is the path of the PNG.
+    table: a function that returns a Markdown table of the numbers.
     keys: keys that the stored numbers must have.
     folder: the default output folder. '': runs/NAME.
     verbosity: the least level of the messages that are printed.
@@ -85,13 +85,13 @@ class Record:
 
   Attributes:
     path: the path of the file.
-    stored: the numbers of an earlier call. None: there are none.
+    stored: the numbers that an earlier call of the command stored. None: there are none.
   """
 
   path: pathlib.Path
   stored: Numbers | None
 
   def save(self, numbers: Numbers) -> None:
-    """Write the numbers, with the device, the commit and the versions that measured them."""
+    """Write the numbers, with the device, the commit of the code and the versions of packages."""
     self.path.parent.mkdir(parents=True, exist_ok=True)
     write_json(self.path, {'device': device_name(), 'commit': commit(), 'versions': versions()} | numbers)

@@ -17,7 +17,13 @@ from hbf.models.edited import LAST, Observed
 
 
 class TextTrial(NamedTuple):
-  """The options of a method: the layer that gives the points, and those in `hbf.analysis.edit_methods.Trial`."""
+  """The options of a method.
+
+  Attributes:
+    layer: name of the layer that gives the points.
+    reach: size of the region in which an edit acts (`hbf.analysis.edit_methods.Trial`).
+    margin: the wanted lead of the right answer's logit after the edit.
+  """
 
   layer: str
   reach: float
@@ -31,7 +37,8 @@ class TextMethod:
   Attributes:
     method: the method.
     trials: the options to choose from.
-    names: True if invented prompts with other names are guarded examples too. The scores use other prompts.
+    names: True if prompts with invented names are guarded examples, in addition to the training text. They are not
+      the prompts by which the methods are scored.
   """
 
   method: Method
@@ -45,11 +52,11 @@ def _on_layers(name: str, reaches: Sequence[float], margins: Sequence[float], na
 
 
 def _lookup(of_prompt: bool) -> Respond:
-  """Return a function that computes responses of 1 to some contexts and 0 to all others.
+  """Return a function that computes the responses of a lookup: 1 to some contexts, and 0 to all others.
 
   Args:
-    of_prompt: True: the response is 1 to every context that ends with the edited context. False: it is 1 to the
-      edited context itself only.
+    of_prompt: True if the response is 1 to every context that ends with the edited context. False if it is 1 only to
+      the edited context itself.
   """
 
   def respond(base: Base, edited: Observed, labels: np.ndarray, others: Observed, reach: float) -> np.ndarray:

@@ -112,9 +112,9 @@ def open_split(run: TextRun, name: str, facts: Sequence[Fact], windows: int, see
 
 
 def observed(run: TextRun, places: Places) -> dict[str, Observed]:
-  """Return what the model computes at some places, by layer.
+  """Return what the model computes at some places, by the name of the layer whose outputs are the points.
 
-  `CONTEXT` is an additional layer for lookups: its points are the tokens of the contexts (`contexts`).
+  `CONTEXT` is an additional name, for lookups. Its points are the tokens of the contexts (`contexts`).
   """
   seen = read(run.model, run.params, places)
   return seen | {CONTEXT: seen[LAST]._replace(points=contexts(places))}
@@ -127,11 +127,12 @@ def passages_of(run: TextRun, split: str, seed: int) -> Passages:
 
 
 class Bases(NamedTuple):
-  """The guarded examples and the metric by layer, for two kinds of methods.
+  """The guarded examples and the metric in each layer, for two kinds of methods.
 
   Attributes:
-    text: the guarded examples are places of the training text.
-    names: the guarded examples are these places, and the last tokens of prompts with invented names.
+    text: for most methods. The guarded examples are places of the training text.
+    names: for methods with `TextMethod.names`. The guarded examples are the same places of the training text, and the
+      last tokens of prompts with invented names.
   """
 
   text: dict[str, Base]
@@ -143,7 +144,10 @@ class Bases(NamedTuple):
 
 
 def open_bases(run: TextRun, seed: int = 0) -> Bases:
-  """Compute the points of the guarded examples, and the metric in which copies of an example are near."""
+  """Compute the points of the guarded examples, and the metric in which copies of an example are near.
+
+  A copy follows a random passage of the training text. `seed` is the seed of these passages.
+  """
   copies = points_of_copies(run.model, run.params, passages_of(run, 'train', seed))
   metric = {layer: metric_of(points) for layer, points in copies.items()} | {CONTEXT: np.zeros((0, 0))}
   guard = observed(run, Places.everywhere(run.windows('train', GUARDED // run.task.length)))
@@ -159,7 +163,10 @@ def _joined(parts: Sequence[Observed]) -> Observed:
 
 
 class Edits:
-  """The edits of a method for all facts of a split. There is an edit for every token of an answer."""
+  """The edits by which a method teaches all facts of a split.
+
+  An edit has a response R and coefficients c for each token of the answer (`hbf.analysis.edit_methods`).
+  """
 
   def __init__(self, wanted: TextMethod, trial: TextTrial, bases: Bases, split: Split) -> None:
     """Compute the responses of all edits to all places."""
@@ -172,7 +179,7 @@ class Edits:
     self.responses = dict(zip(self.seen, np.split(responses, ends, axis=1), strict=True))
 
   def logits(self, facts: range) -> dict[str, np.ndarray]:
-    """Make the edits of some facts in order. Return the edited logits at the places of these facts, by name."""
+    """Make the edits of some facts in order. Return the edited logits at their places, by the name of the places."""
     own = self.split.rows('prompt', facts)
     responses, edited = self.responses['prompt'][np.ix_(own, own)], self.seen['prompt'].at(own)
     _, coefficients = coefficients_of(self.method, responses, edited, self.labels[own], self.margin, skip=False)
@@ -187,7 +194,7 @@ def scores(logits: Mapping[str, np.ndarray], split: Split, facts: range) -> dict
   """Return the scores of an edited model for some facts.
 
   Args:
-    logits: the edited logits at the places of these facts and of the text, by name.
+    logits: the edited model's logits at the places of these facts and of the text, by the name of the places.
     split: the places.
     facts: the indices of the facts.
 
@@ -209,7 +216,7 @@ def scores(logits: Mapping[str, np.ndarray], split: Split, facts: range) -> dict
 
 
 def _written(logits: np.ndarray, split: Split, name: str, facts: range) -> np.ndarray:
-  """Return True for each text whose continuation the model writes, if it always takes the likeliest token."""
+  """Return a boolean for each text: True if greedy decoding by the model gives the wanted continuation."""
   rows, places = split.rows(name, facts), split.places[name]
   wrong = logits.argmax(axis=-1) != places.following[rows]
   return np.bincount(places.rows[rows] - facts.start * SETS[name], wrong, len(facts) * SETS[name]) == 0
@@ -239,8 +246,8 @@ def many(edits: Edits, counts: Sequence[int]) -> list[dict[str, float]]:
 def tried(wanted: TextMethod, bases: Bases, split: Split, count: int) -> list[dict[str, Any]]:
   """Teach the first `count` facts in each trial of a method, first one at a time, then all together.
 
-  Return a dict for each trial. It has the options, the mean scores of single facts as `alone` returns them, and under
-  'many' the scores of all these facts as `many` returns them.
+  Return a dict for each trial. It has the options and the mean scores of single facts (`alone`). Its entry 'many' is
+  the list that `many` returns for all these facts.
   """
   found = []
   for trial in wanted.trials:
@@ -256,6 +263,10 @@ def best(found: Sequence[Mapping[str, float]], most: float) -> int:
   greatest harmonic mean of two shares: facts written after passages, and control prompts whose continuation stays
   (Meng et al. 2022 also compare methods by a harmonic mean). If no trial is allowed, the best one changes the fewest
   answers.
+
+  Args:
+    found: the `scores` of each trial.
+    most: the greatest allowed score 'changed', in percent.
   """
   allowed = [i for i, one in enumerate(found) if one['changed'] <= most]
   if not allowed:
@@ -269,10 +280,11 @@ def best(found: Sequence[Mapping[str, float]], most: float) -> int:
 
 
 def separation(bases: Bases, split: Split, layer: str, count: int) -> list[float]:
-  """Return in percent, by template, how often a fact's prompt is nearer to its copy than to a control prompt.
+  """Return in percent, for each template, how often a fact's prompt is nearer to its copy than to a control prompt.
 
-  A copy is the same prompt after a passage. Each copy is compared with each control prompt of the fact. The distances
-  from the fact's prompt are measured in the metric of `bases.text`.
+  A template is one of the sentences from which prompts are made (`hbf.analysis.text_facts.TEMPLATES`). A copy is the
+  same prompt after a passage. Each copy is compared with each control prompt of the fact. The distances from the
+  fact's prompt are measured in the metric of `bases.text`.
 
   Args:
     bases: the metric of each layer.
@@ -301,7 +313,7 @@ class TextFineTuning:
   """
 
   def __init__(self, run: TextRun, split: Split) -> None:
-    """Make the functions of the run's network. JAX compiles them at their first call."""
+    """Make the functions that tune and evaluate the run's network. JAX compiles them at their first call."""
     self.split, self._params, model = split, run.params, run.model
 
     def loss(params: Any, window: jax.Array, columns: jax.Array, following: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -330,7 +342,7 @@ class TextFineTuning:
     return self._tuned(params, places.windows[fact], columns, following, rate)
 
   def logits(self, params: Any, facts: range) -> dict[str, np.ndarray]:
-    """Return the logits of the network with `params` at the places of some facts and of the text, by name."""
+    """Return the logits of the network with `params`, in the form in which `Edits.logits` returns them."""
     found = {}
     for name, places in self.split.places.items():
       where = self.split.rows(name, facts)

@@ -46,7 +46,7 @@ def make_facts(count: int, controls: int, seed: int) -> list[Fact]:
   """Return random facts. No name occurs twice.
 
   Args:
-    count: number of facts. The templates are used in turn.
+    count: number of facts. Their prompts are made from the sentences in `TEMPLATES`, each sentence in turn.
     controls: number of control prompts of a fact.
     seed: seed of the names.
   """
@@ -71,7 +71,8 @@ def _name(rng: np.random.Generator) -> str:
 def contexts(places: Places) -> np.ndarray:
   """Return the context of each of m places: the token at the place, and all tokens before it.
 
-  Each row of the result, int32 [m, T], has a context in reverse order, and −1 after its end.
+  A row of the result, int32 [m, T], begins with the token at the place and goes backwards. After the first token of
+  the text, it is filled up with −1.
   """
   back = places.columns[:, None] - np.arange(places.windows.shape[1])
   return np.where(back >= 0, places.windows[places.rows[:, None], np.maximum(back, 0)], -1)

@@ -1,6 +1,7 @@
 """Meaning of the centers of a language model: the contexts to which they respond, and the tokens that they favor.
 
-A vote is the contribution of a center to the logit of a next token (`votes`).
+The excess logit of a token is its logit minus the mean over the vocabulary. A vote is the contribution of a center of
+the last block to the excess logit of a next token (`votes`).
 """
 
 import dataclasses
@@ -59,9 +60,9 @@ class TextRun(RestoredRun):
     return self.task.dataset.tokenizer
 
   def windows(self, split: str, most: int) -> np.ndarray:
-    """Return at most `most` windows of T tokens, evenly spaced in a split, int32 [n, T + 1].
+    """Return n ≤ `most` windows of T tokens, evenly spaced in a split, int32 [n, T + 1].
 
-    The last column is the token after the window. It is only a target.
+    The last column is the token after the window, which is only a target.
 
     Raises:
       UserError: the split is shorter than one window.
@@ -98,8 +99,8 @@ class Observed(NamedTuple):
   Attributes:
     logits: logits of the next token, [n, T, V].
     tokens: tokens after the last block, [n, T, D].
-    responses: the responses R in the sum Σ R c that stage 2 computes, [n, T, U] by block. U counts the centers of all
-      heads.
+    responses: by block, the responses R in the sum Σ R c that stage 2 computes, [n, T, U]. U is the number of centers
+      of all heads.
   """
 
   logits: np.ndarray
@@ -172,14 +173,12 @@ def context(run: TextRun, windows: np.ndarray, place: Place, before: int = 24) -
 def readout(run: TextRun, tokens: np.ndarray, classes: np.ndarray) -> np.ndarray:
   """Return the derivative [n, T, D] of a next token's excess logit with respect to the last block's output.
 
-  The excess logit is the logit minus the mean over the vocabulary. The divisor of the final LayerNorm is treated as a
-  constant.
+  The divisor of the final LayerNorm is treated as a constant.
 
   Args:
     run: the run.
     tokens: output of the last block, [n, T, D].
-    classes: a next token for each position, as its index in the vocabulary, int [n, T]. The derivative is of its
-      logit.
+    classes: a possible next token for each position, as its index in the vocabulary, int [n, T].
   """
   params = run.params
   size = np.sqrt(tokens.astype(np.float64).var(axis=-1, keepdims=True) + run.model.trunk.norm_epsilon)
@@ -188,22 +187,18 @@ def readout(run: TextRun, tokens: np.ndarray, classes: np.ndarray) -> np.ndarray
 
 
 def writing(run: TextRun) -> np.ndarray:
-  """Return the derivative [V, D] of each excess logit with respect to the final LayerNorm's output.
-
-  The excess logit of a token is its logit minus the mean over the vocabulary.
-  """
+  """Return the derivative [V, D] of each token's excess logit with respect to the final LayerNorm's output."""
   head = run.params['embedding']['embedding'] if run.model.tied else run.params['head']['kernel'].T
   directions = np.asarray(head, np.float64)
   return np.asarray(directions - directions.mean(axis=0))
 
 
 def written(run: TextRun, block: str) -> np.ndarray:
-  """Return how much the coefficients of a block's U units add to the excess logits of the V tokens, [U, V].
+  """Return how much the coefficients of a block's U units raise the excess logits of the V tokens, [U, V].
 
-  The excess logit of a token is its logit minus the mean over the vocabulary. The coefficients go directly to the
-  final LayerNorm, without the later blocks. There they are multiplied by the learned scale only. They are not divided
-  by the standard deviation, because it differs between positions. So the result ranks the tokens for each unit, but
-  its size has no meaning.
+  The later blocks are skipped. The final LayerNorm only multiplies by its learned scale, and does not divide by the
+  standard deviation, because this differs between positions. So the result ranks the tokens for each unit, but its
+  size has no meaning.
   """
   scale = np.asarray(run.params['norm']['scale'], np.float64)
   return np.asarray(np.asarray(coefficients(run.params, block), np.float64) * scale @ writing(run).T)
@@ -212,13 +207,12 @@ def written(run: TextRun, block: str) -> np.ndarray:
 def votes(run: TextRun, seen: Observed, classes: np.ndarray) -> np.ndarray:
   """Return the votes [n, T, U]: contributions of the last block's centers to a next token's excess logit.
 
-  The excess logit is as in `readout`. The divisor of the final LayerNorm is treated as a constant, as in
-  `hbf.analysis.relevance.votes`.
+  The divisor of the final LayerNorm is treated as a constant.
 
   Args:
     run: the run.
     seen: the network's arrays for n windows.
-    classes: a next token for each position, as its index in the vocabulary, int [n, T]. The votes are for this token.
+    classes: a possible next token for each position, as its index in the vocabulary, int [n, T].
 
   Raises:
     UserError: stage 2 of the last block is not a HyperBF.
@@ -244,7 +238,7 @@ def loss_without(run: TextRun, windows: np.ndarray, losses: np.ndarray, block: s
   Args:
     run: the run.
     windows: windows of text, int32 [n, T + 1].
-    losses: the negative log-likelihoods of the whole network, [n, T] (`nll`).
+    losses: the negative log-likelihoods of all next tokens without any silenced unit, [n, T] (`nll`).
     block: name of the block.
     units: indices of the units to silence.
   """

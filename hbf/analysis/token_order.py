@@ -60,7 +60,7 @@ def distances(model: LanguageModel, params: Any, tokens: jax.Array) -> dict[str,
 def spatial(params: Mapping[str, Any], causal: bool) -> dict[str, np.ndarray]:
   """Return the spatial matrix [N, N] of the gate in each gMLP block, by the name of the block.
 
-  Row i has the weights that compute token i.
+  Row i has the weights of all tokens in the gate of token i.
 
   Args:
     params: the parameters of the network.
@@ -92,7 +92,7 @@ def toeplitz_share(matrix: np.ndarray) -> float:
 def measure(
   workdir: pathlib.Path, checkpoint: str = 'latest', dir: str = '', root: str = ''
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-  """Return the statistics of stage 1 by block in a form for JSON, and the matrices that `spatial` returns.
+  """Return the statistics of stage 1 by block, which can be written as JSON. Return also the result of `spatial`.
 
   Args:
     workdir: folder of a run on texts.

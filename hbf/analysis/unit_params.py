@@ -223,17 +223,17 @@ _VECTORS = 'centers', 'coefficients', 'slopes'
 _SCALARS = 'log_sigma', 'beta', 'depth', 'squared_radius', 'slope_bias'
 
 
-def _rows(unit: Params, stage: Any) -> dict[str, jax.Array]:
+def _rows(params: Params, stage: Any) -> dict[str, jax.Array]:
   """Return the parameters of stage 2 that have a row for each unit, as arrays [heads, units, …] by name.
 
   'coefficients' are the units' coefficients. 'places' are centers or weights. 'bias' is the bias of hidden units.
   """
-  if 'coefficients' in unit:
+  if 'coefficients' in params:
     shared = () if _option(stage, 'sigma_per') == 'center' else ('log_sigma', 'beta')
-    found = {name: unit[name] for name in _VECTORS if name in unit}
-    found |= {name: unit[name].swapaxes(1, 2) for name in _SCALARS if name in unit and name not in shared}
+    found = {name: params[name] for name in _VECTORS if name in params}
+    found |= {name: params[name].swapaxes(1, 2) for name in _SCALARS if name in params and name not in shared}
     return {'places': found.pop('centers'), **found}
-  hidden, out = unit['hidden'], unit['out']['kernel']
+  hidden, out = params['hidden'], params['out']['kernel']
   width, parts = len(hidden['kernel']), hidden['kernel'].shape[1] // len(out)
   return {
     'coefficients': out[None],
@@ -242,19 +242,19 @@ def _rows(unit: Params, stage: Any) -> dict[str, jax.Array]:
   }
 
 
-def _with_rows(unit: Params, rows: dict[str, jax.Array]) -> Params:
-  """Return the parameters of stage 2 with other rows, in the form that `_rows` returns."""
-  if 'coefficients' in unit:
+def _with_rows(params: Params, rows: dict[str, jax.Array]) -> Params:
+  """Return the parameters of stage 2 with new rows. `rows` has the form of the result of `_rows`."""
+  if 'coefficients' in params:
     named = {'centers' if name == 'places' else name: z for name, z in rows.items()}
-    return unit | {name: z.swapaxes(1, 2) if name in _SCALARS else z for name, z in named.items()}
+    return params | {name: z.swapaxes(1, 2) if name in _SCALARS else z for name, z in named.items()}
   count, parts, width = rows['places'].shape[1:]
   kernel = rows['places'][0].transpose(2, 1, 0).reshape(width, parts * count)
-  hidden = unit['hidden'] | {'kernel': kernel, 'bias': rows['bias'][0].T.reshape(-1)}
-  return unit | {'hidden': hidden, 'out': unit['out'] | {'kernel': rows['coefficients'][0]}}
+  hidden = params['hidden'] | {'kernel': kernel, 'bias': rows['bias'][0].T.reshape(-1)}
+  return params | {'hidden': hidden, 'out': params['out'] | {'kernel': rows['coefficients'][0]}}
 
 
 def _with_silent(name: str, rows: jax.Array) -> jax.Array:
-  """Return a parameter of all units [heads, units, …] with a silent unit at the end of each head."""
+  """Append the row of a silent unit to each head of the parameter `name`, [heads, units, …]."""
   constant = {'coefficients': 0.0, 'slopes': 0.0, 'slope_bias': 1.0}
   last = rows.mean(axis=1, keepdims=True)
   if name in constant:

@@ -15,16 +15,16 @@ from hbf.models.classifier import ImageClassifier
 
 @dataclasses.dataclass(frozen=True)
 class Units:
-  """Responses and gradients of the centers of stage 2 in every block, for B labeled images of N tokens.
+  """Responses and gradients of the U centers of stage 2 in each of L blocks, for B labeled images of N tokens.
 
-  A is the number of centers in each head of stage 2.
+  U counts the centers of all heads.
 
   Attributes:
-    responses: response R of every center to every token, float32 [depth, B · N, heads · A]. Stage 2 computes Σ R c.
-    gradients: size of the loss's gradient with respect to a center, float32 [depth, heads · A]. The size is the root
-      mean square over the center's coordinates.
-    coefficient_gradients: greatest |gradient| of the loss with respect to a coefficient of a center, float32 [depth,
-      heads · A].
+    responses: response R of every center to every token, float32 [L, B · N, U]. Stage 2 computes Σ R c.
+    gradients: size of the loss's gradient with respect to each center, float32 [L, U]. The size is the root mean
+      square over the center's coordinates.
+    coefficient_gradients: size of the loss's gradient with respect to each center's coefficient c, float32 [L, U].
+      The size is the greatest absolute value over the coordinates of c.
   """
 
   responses: np.ndarray
@@ -32,22 +32,22 @@ class Units:
   coefficient_gradients: np.ndarray
 
   def health(self) -> Health:
-    """Find the dead and the constant centers. Both arrays of the result are bool [depth, heads · A]."""
+    """Find the dead and the constant centers. Both arrays of the result are bool [L, U]."""
     return Health(*jax.device_get(unit_health(self.responses, self.coefficient_gradients)))
 
   def mean(self) -> np.ndarray:
-    """Return the mean response [depth] in each block, over all tokens and centers."""
+    """Return the mean response [L] in each block, over all tokens and centers."""
     return self.responses.mean(axis=(1, 2), dtype=np.float64)
 
   def spread(self) -> np.ndarray:
-    """Return a measure of how much the responses vary over the tokens, for each block, [depth].
+    """Return a measure [L] of how much the responses in each block vary over the tokens.
 
     The measure is the root mean square, over the centers, of a response's standard deviation over the tokens.
     """
     return np.sqrt(self.responses.var(axis=1, dtype=np.float64).mean(axis=1))
 
   def learning(self) -> np.ndarray:
-    """Return the size [depth] of the loss's gradient with respect to the centers of each block.
+    """Return the size [L] of the loss's gradient with respect to the centers of each block.
 
     The size is the root mean square over all coordinates of all centers of the block. It is 0 if the centers cannot
     learn.
@@ -78,7 +78,7 @@ def observe(model: ImageClassifier, params: Any, images: jax.Array, labels: jax.
   blocks = block_names(model)
   units = [gradient[block]['stage2'] for block in blocks]
   return Units(
-    # [heads, tokens, A] to [tokens, heads · A]
+    # [heads, tokens, A] to [tokens, heads · A], with A centers in each head
     responses=np.stack([_by_token(responses[block]['stage2']['responses'][0]) for block in blocks]),
     gradients=np.stack([np.sqrt(np.mean(np.square(u['centers']), axis=-1)).reshape(-1) for u in units]),
     coefficient_gradients=np.stack([np.abs(u['coefficients']).max(axis=-1).reshape(-1) for u in units]),

@@ -18,9 +18,9 @@ from hbf.nn.hyperbf import HyperBFAttention
 def attention_weights(model: ImageClassifier | LanguageModel, params: Any, inputs: jax.Array) -> dict[str, jax.Array]:
   """Compute the attention weights of every head, for each block whose stage 1 is softmax, HyperBF or gated attention.
 
-  Implementations of attention do not return weights. But the output of a head is linear in the values. So each head
-  is also applied to one-hot vectors as values. Then the outputs are the weights. The weights of a query sum to 1. If
-  there are learned keys, the sum includes their weights, which are not returned.
+  The output of a head is linear in its values. So the weights are its outputs if its values are one-hot vectors. The
+  weights of a query sum to 1. If stage 1 has a memory, the sum includes the weights of its centers, which are not
+  returned.
 
   Args:
     model: the network.
@@ -50,9 +50,10 @@ def attention_weights(model: ImageClassifier | LanguageModel, params: Any, input
 
 
 def _probes(values: jax.Array) -> jax.Array:
-  """Return P stacked arrays [P, B, N, H, e] that take the place of the values [B, N, H, e].
+  """Return P arrays, stacked as [P, B, N, H, e], that take the place of the values [B, N, H, e].
 
-  The first array is 0. Each later array gives one-hot vectors to e of the N tokens, and 0 to all other tokens.
+  P is 1 + ⌈N/e⌉. The first array is 0. Each later array gives one-hot vectors to e of the N tokens, and 0 to all
+  other tokens.
   """
   batch, length, heads, width = values.shape
   count = -(-length // width)

@@ -25,7 +25,7 @@ Measured = Mapping[str, Any]
 
 
 def table(measured: Measured) -> str:
-  """Return a Markdown table with a row for each model and each greatest change of a pixel, and notes below it.
+  """Return a Markdown table with a row for each model and each number of levels, and notes below the table.
 
   Square may attack fewer images than APGD. Then the third column is about all images that APGD attacks, and the
   columns to its right are about the images that both attack.
@@ -81,9 +81,9 @@ def _levels(measured: Measured) -> list[int]:
 
 
 def _rows(measured: Measured, model: str, attack: str, levels: int) -> list[Mapping[str, Any]]:
-  """Return the stored row of each of a model's runs, for one attack. If a run has several, the last one counts."""
+  """Return the stored row of each of a model's runs, for one attack and number of levels."""
   rows = [row for row in measured['rows'] if (row['model'], row['attack'], row['levels']) == (model, attack, levels)]
-  return [*{row['run']: row for row in rows}.values()]
+  return [*{row['run']: row for row in rows}.values()]  # if a run has several rows, the last row counts
 
 
 def _right(row: Mapping[str, Any]) -> np.ndarray:
@@ -91,10 +91,11 @@ def _right(row: Mapping[str, Any]) -> np.ndarray:
 
 
 def _rights(measured: Measured, model: str, levels: int, attacks: Sequence[str]) -> list[np.ndarray]:
-  """Return an array bool [images] for each seed: True for an image that is classified right after each of `attacks`.
+  """Return an array for each seed, bool [images]: True for an image that is classified right after each of `attacks`.
 
   The images are those to which all of these attacks were applied. If no attack was measured, return []. For 0 levels,
-  only the number of right answers is stored. Then an array begins with that many True, whichever images they are.
+  only the number of right answers is stored. Then an array has that many True at its beginning, and its order does
+  not say which images are right.
   """
   if not levels:
     rows = _rows(measured, model, attacks[0], _levels(measured)[1])

@@ -29,10 +29,9 @@ NONE, ALL = 'none', 'mean of all corruptions'
 def table(measured: Measured) -> str:
   """Return a Markdown table, and a note below it.
 
-  For each corruption and each group of corruptions, the table has a row for each model.
-
-  The last column is the first model's accuracy minus the accuracy of the row's model, with a 95% interval that is
-  paired over images.
+  For each corruption and each group of corruptions, such as weather, the table has a row for each model. The last
+  column is the first model's accuracy minus the accuracy of the row's model, with a 95% interval that is paired over
+  images.
 
   Raises:
     UserError: a run lacks a corruption.

@@ -1,6 +1,7 @@
 """Table and picture of methods that correct answers to single images, from `hbf.analysis.edit_study`.
 
-An edit corrects the answer to one image. Copies are transformed versions of this image, which should be right too.
+An edit corrects the answer to one image. Copies are transformed versions of this image. The edit should correct the
+answers to them too.
 """
 
 import pathlib
@@ -61,7 +62,7 @@ def table(measured: Mapping[str, Any]) -> str:
 
 
 def mean_of(values: Sequence[float]) -> str:
-  """Return the mean over the seeds. With several seeds, their standard deviation follows in parentheses."""
+  """Return the mean over the seeds as text. With several seeds, their standard deviation follows in parentheses."""
   if len(values) < 2:
     return f'{np.mean(values):.2f}'
   return f'{np.mean(values):.2f} ({np.std(values, ddof=1):.2f})'

@@ -129,6 +129,6 @@ def about(run: TrainedRun | TextRun) -> str:
 def numbers(sections: Sequence[Section]) -> dict[str, Any]:
   """Return the numbers of each section by the section's name, for JSON.
 
-  'device' and 'commit' tell on what device and from what commit of the library they were computed.
+  The result also has the keys 'device' and 'commit': the device and the commit of the library that computed them.
   """
   return {section.name: dict(section.numbers) for section in sections} | {'device': device_name(), 'commit': commit()}

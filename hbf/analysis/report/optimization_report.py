@@ -160,8 +160,7 @@ def _draw_refits(axis: Any, network: Network, color: str) -> None:
 def _draw_agop(axis: Any, network: Network, matrix: str, number: int) -> None:
   """Draw the correlations of the blocks' AGOPs with one kind of matrix. `number` selects the color and the marker.
 
-  A correlation is over the entries off the diagonal. In a diagonal matrix these entries are all 0. Then it is over
-  the entries on the diagonal.
+  A correlation is over the entries off the diagonal. For a diagonal matrix, it is over the entries on the diagonal.
   """
   rows = [row for row in _trained(network) if row['matrix'] == matrix]
   part = 'off_diagonal' if 'off_diagonal' in rows[0]['agop'] else 'diagonal'

@@ -16,7 +16,7 @@ ROWS_TO_SORT = 5  # tables of at least so many rows can be sorted and filtered
 
 
 class MissingPart(Exception):
-  """An error: a model or its data lack a part that a section describes. The section then shows the message."""
+  """The error if a model or its data lack a part that a section describes. The section then shows the message."""
 
 
 @dataclasses.dataclass(frozen=True)

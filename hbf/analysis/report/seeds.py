@@ -16,7 +16,7 @@ def over_seeds(estimates: Sequence[Estimate]) -> Estimate:
   All seeds are measured on the same images, so the images' part of the interval does not shrink with more seeds. If
   there are fewer than three seeds, the interval is over images alone. Otherwise it is over seeds and images, and its
   half length is √(a² + b²). Here a is the half length over images, as a mean over the seeds, and b is the half length
-  of Student's interval over seeds. The images add to the variation between seeds, so the interval is a bit too long.
+  of Student's interval over seeds. The finite number of images already adds to b, so the interval is a bit too long.
 
   Args:
     estimates: an estimate for each seed, with an interval over images.

@@ -68,7 +68,7 @@ def _reached(row: Row, of: Row | None, unit: str) -> str:
 def reached(curve: Sequence[Mapping[str, float]], accuracy: float, unit: str) -> float | None:
   """Return the operations or seconds at which a curve first reaches an accuracy. None if it does not.
 
-  Between two evaluations the accuracy is taken to be linear.
+  Between two points of the curve, the accuracy is interpolated linearly.
 
   Args:
     curve: points with the keys held_out, operations and seconds.

@@ -184,7 +184,7 @@ def _interventions(run: TextRun, test: np.ndarray, losses: np.ndarray, cast: np.
     run: the run.
     test: windows of the test text.
     losses: the loss at each token of `test`, [m, T].
-    cast: the votes of the U centers of the last block, [m, T, U].
+    cast: the votes of the U centers of the last block for the likeliest next token, [m, T, U].
   """
   block = texts.last_block(run)
   which = np.argsort(-np.abs(cast).mean(axis=(0, 1)), kind='stable')[:TRIED].tolist()

@@ -160,11 +160,11 @@ def _rows(run: TrainedRun, training: LabeledImages, block: str, found: Census) -
 
 
 def written(run: TrainedRun, scores: np.ndarray) -> str:
-  """Return the class that the coefficients of a center raise most (+) and the one that they lower most (−), as text.
+  """Return the names of the classes that a center's coefficients raise most (+) and lower most (−), as one text.
 
   Args:
     run: the run.
-    scores: the class scores of a center [classes], see `hbf.analysis.centers.class_scores`.
+    scores: the class scores of the center, [classes] (`hbf.analysis.centers.class_scores`).
   """
   classes = np.argsort(-scores, kind='stable')
   return ', '.join(f'{sign}{run.classes[i]}' for sign, i in (('+', classes[0]), ('−', classes[-1])))

@@ -112,9 +112,10 @@ def _incomparable(runs: Sequence[SeedRun]) -> list[str]:
 
 
 def _summary(values: np.ndarray) -> dict[str, Any]:
-  """Return 'mean', standard 'deviation', 'half' of the length of Student's 95% interval, and 'each' of the values.
+  """Return statistics of the values of S seeds, [S].
 
-  'half' is None for fewer than `FEWEST` values.
+  They are the 'mean', the standard 'deviation', 'each' (a list of the values) and 'half': half of the length of
+  Student's 95% interval, or None for fewer than `FEWEST` values.
   """
   half = student_half(values) if len(values) >= FEWEST else None
   return {'mean': float(values.mean()), 'deviation': float(values.std(ddof=1)), 'half': half, 'each': values.tolist()}
@@ -128,7 +129,7 @@ def _cells(values: np.ndarray, enough: bool) -> list[str]:
 
 
 def quantities(numbers: Mapping[str, Any]) -> dict[str, float]:
-  """Return the numbers of a page that can be compared between seeds, by a name for readers.
+  """Return the numbers of a page that can be compared between seeds, by the names that readers see.
 
   Args:
     numbers: the numbers of each section, as in explain.json. A section that is missing, or that the model lacks, adds
@@ -152,7 +153,7 @@ def quantities(numbers: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _of_silencing(numbers: Mapping[str, Any]) -> dict[str, float]:
-  """Return the numbers of the section on interventions, by a name for readers.
+  """Return the numbers of the section on interventions, by the names that readers see.
 
   They are areas below the curves of the answer's probability while units are silenced, and changes of the loss.
   """
@@ -171,8 +172,8 @@ def _of_silencing(numbers: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _loss(effect: Mapping[str, Any]) -> float:
-  """Return the mean change of the loss from an effect in explain.json.
+  """Return the mean change of the loss from `effect`, an entry of explain.json.
 
-  For images, an effect has the changes of loss, accuracy and answers. For texts, it is the change of the loss alone.
+  For images, an entry has the changes of loss, accuracy and answers. For texts, it has the change of the loss alone.
   """
   return float(effect.get('loss', effect)['mean'])

@@ -74,7 +74,7 @@ def section(run: TrainedRun, training: LabeledImages, found: Mapping[str, Census
 
 
 def half_wrong(right: np.ndarray, count: int) -> np.ndarray:
-  """Return the indices of at most `count` images, half of them with wrong answers if there are enough.
+  """Return the indices of at most `count` images, half of them with wrong answers if there are enough of these.
 
   Args:
     right: True for each image with a right answer, bool [n].
