@@ -46,7 +46,7 @@ class RadialBasis:
   def __post_init__(self) -> None:
     """Check the names. Sigma and beta are checked by `scale`.
 
-    They can't be checked here, because JAX also makes such objects with placeholders instead of arrays.
+    They can't be checked here, because JAX also makes `RadialBasis` objects with placeholders instead of arrays.
 
     Raises:
       UserError: a name is unknown, or the kernel does not work with the metric or the normalization.
