@@ -89,7 +89,7 @@ class EditedLanguageModel(LanguageModel):
 
   @classmethod
   def of(cls, model: LanguageModel, edits: int) -> 'EditedLanguageModel':
-    """Return the model with edits that have `edits` centers in all."""
+    """Return an edited model: `model` with `edits` centers beside its head."""
     return cls(**_fields_of(model), edits=edits)
 
   @property

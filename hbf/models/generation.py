@@ -180,7 +180,7 @@ def _write(
   def read(cache: Any, tokens: jax.Array, start: jax.Array, length: jax.Array) -> tuple[jax.Array, Any]:
     """Run the model on the first `length` of the tokens [T], which follow `start` tokens in the cache.
 
-    Return the logits [V] after them, and the new cache.
+    Return the logits [V] of the token after them, and the new cache.
     """
     mask = jnp.arange(len(tokens)) < length
     logits, cache = model.apply(

@@ -107,7 +107,7 @@ class HyperBFAttention(CheckedModule):
     return hyperbf(q, k, v, basis, mask=mask, causal=causal).swapaxes(1, 2)
 
   def _check_rotary(self) -> None:
-    """Raise OptionError if the metric changes under a rotation."""
+    """Raise OptionError unless the metric is identity, which rotary positions need."""
     if self.metric != 'identity':
       raise OptionError(
         f'relative_positions rotary needs metric identity, and it is {self.metric}: change one of them',
@@ -285,7 +285,7 @@ class HyperBFCenters(CheckedModule):
     return self.param('log_gain', init)
 
   def _coefficients(self, at_init: Callable[[], jax.Array], dimensions: int, dtype: Any) -> jax.Array:
-    """Return the learned coefficients [H, A, D]. Their initial size depends on `at_init()`, the responses."""
+    """Return the learned coefficients [H, A, D]. Their initial size depends on the responses, `at_init()`."""
 
     def init(key: jax.Array) -> jax.Array:
       power = jnp.mean(jnp.sum(at_init() ** 2, axis=(0, 2)))

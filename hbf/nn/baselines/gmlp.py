@@ -26,12 +26,10 @@ GATES = {'linear': 1, 'additive': 1, 'multiplicative': 1, 'split': 2}
 class GatedMLP(CheckedModule):
   """The gated MLP out(s(act(in(x)))): dense layers in and out, an activation, and the Spatial Gating Unit s.
 
-  See Liu et al. 2021, eq. 1 to 3, and section 4.4 for aMLP.
-
-  s(Z) is f(Z), Z + f(Z), Z ⊙ f(Z) or Z₁ ⊙ f(Z₂), where Z₁ and Z₂ are halves of the channels of Z. The function f(Z) =
-  W LayerNorm(Z) + b works over the tokens, with a matrix W [N, N]. Except in the form f(Z), the unit starts as a
-  plain feed-forward network: W is near 0 and b is 1, or 0 in the form Z + f(Z). With attention the unit is aMLP:
-  f(Z₂) becomes f(Z₂) + a tiny attention over x. In a causal context W is triangular. The number N of tokens is fixed.
+  See Liu et al. 2021, eq. 1 to 3. The option `gate` is the form of s. Every form contains f(Z) = W LayerNorm(Z) + b,
+  where a matrix W [N, N] mixes the tokens. So the number N of tokens is fixed. In a causal context W is triangular.
+  At first W is near 0, and s(Z) is near Z, or near Z₁ with gate 'split'. Only with gate 'linear', W starts with
+  larger random numbers. With `attention`, a tiny attention over x is added to f (aMLP, section 4.4 of the paper).
 
   With gate 'split' a token costs 6 hidden D + 2 hidden N operations. Attention of d dimensions adds 6 D d + 4 N d + 2
   d hidden operations.
