@@ -36,9 +36,9 @@ class Context:
     positions: the position of each token, float32 [N, P], in patches or tokens. NaN for a token without a position,
       such as a class token. None if positions are unknown. If `continued` is set, the array has the positions of all
       tokens that the text can have, [room, P].
-    continued: the position of the new tokens in a causal text, if earlier tokens are in the cache. Tokens
-      that the mask hides must then follow all other tokens. None: there are no earlier tokens. Not every stage 1
-      supports this (`hbf.nn.traits`).
+    continued: the position of the new tokens in a causal text, if earlier tokens are in the cache. Tokens that the
+      mask hides must then follow all other tokens. None: there are no earlier tokens. Not every stage 1 supports this
+      (`hbf.nn.traits`).
   """
 
   train: bool = flax.struct.field(pytree_node=False, default=False)

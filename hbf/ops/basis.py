@@ -14,7 +14,7 @@ from hbf.ops.normalization import NORMALIZATIONS
 
 @flax.struct.dataclass
 class RadialBasis:
-  """The functions R_a of a HyperBF: kernel, sigma, metric and normalization.
+  """All that determines the responses R_a of a HyperBF: kernel, sigma, metric and normalization.
 
   The object is a JAX pytree. The names and `dot_only_dims` are static fields. Numbers and arrays are leaves.
 

@@ -28,8 +28,8 @@ class GatedMLP(CheckedModule):
 
   See Liu et al. 2021, eq. 1 to 3. The option `gate` is the form of s. Every form contains f(Z) = W LayerNorm(Z) + b,
   where a matrix W [N, N] mixes the tokens. So the number N of tokens is fixed. In a causal context W is triangular.
-  At first W is near 0, and s(Z) is near Z, or near Z₁ with gate 'split'. Only with gate 'linear', W starts with
-  larger random numbers. With `attention`, a tiny attention over x is added to f (aMLP, section 4.4 of the paper).
+  Except with gate 'linear', W starts near 0. So s(Z) starts near Z, or near Z₁ with gate 'split'. With `attention`, a
+  tiny attention over x is added to f (aMLP, section 4.4 of the paper).
 
   With gate 'split' a token costs 6 hidden D + 2 hidden N operations. Attention of d dimensions adds 6 D d + 4 N d + 2
   d hidden operations.
@@ -77,7 +77,7 @@ class GatedMLP(CheckedModule):
     return out.reshape(tokens.shape)
 
   def _over_tokens(self, gating: jax.Array, context: Context) -> jax.Array:
-    """Compute f(Z) for the channels Z = `gating` [B, N, hidden]. With gate 'linear', W does not start near 0."""
+    """Compute f(Z) = W `gating` + b, where `gating` [B, N, hidden] is LayerNorm(Z)."""
     near_zero, gates = nn.initializers.normal(1e-6), self.gate in ('multiplicative', 'split')
     count, length = gating.shape[1], most_tokens(gating, context)
     spatial = TokenDense(

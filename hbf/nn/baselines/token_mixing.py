@@ -116,7 +116,7 @@ class Identity(nn.Module):
 
 
 class TokenDense(nn.Module):
-  """The kernel and the bias of a dense layer over the tokens. The calling stage multiplies the tokens with them.
+  """The kernel and the bias of a dense layer over the tokens. The stage that has this module applies them.
 
   Attributes:
     inputs: number of inputs.

@@ -64,7 +64,7 @@ _LANES, _LEAST = 128, 16  # the lanes of a TPU, and the smallest product of Trit
 
 
 def pallas_sums(distances: Distances, coefficients: Float[Array, '... A V'], kernel: str) -> Sums:
-  """Compute the sums of `hbf.ops.fast.sums.kernel_sums` for every point. On a CPU this is slow.
+  """Compute `Sums` for every point, as `hbf.ops.fast.sums.kernel_sums` does. On a CPU this is slow.
 
   If a mesh is set (`jax.set_mesh`) and its number of devices divides the number of points, the points are split over
   all its devices.
@@ -384,7 +384,7 @@ def _cost(job: _Job, leading: int, size: dict[str, int], arrays: list[jax.Array]
 
 
 def _features(tiling: _Tiling, size: int) -> int:
-  """Return how many columns of an array with `size` columns, D or V, one program computes."""
+  """Return the number of columns that one program computes, for an array with `size` columns (D or V)."""
   if tiling.features is None:
     return pl.align_to(size, _LANES)
   return min(tiling.features, max(_LEAST, pl.next_power_of_2(size)))
