@@ -33,9 +33,9 @@ class Context:
     mask: booleans that broadcast to [B, N, N]. Entry [b, i, j] is True where token i of example b attends to token j.
       Every token must attend to at least one token. None: all tokens attend to all tokens. Not every stage 1 accepts
       every mask (`hbf.nn.traits`).
-    positions: the position of each token, float32 [N, P], in patches or tokens. NaN for a token without a position,
-      such as a class token. None if positions are unknown. If `continued` is set, the array has the positions of all
-      tokens that the text can have, [room, P].
+    positions: the position of each token, float32 [N, P], counted in patches or tokens. NaN for a token without a
+      position, such as a class token. None if positions are unknown. If `continued` is set, the array has the
+      positions of all tokens that the text can have, [room, P].
     continued: the position of the new tokens in a causal text, if earlier tokens are in the cache. Tokens that the
       mask hides must then follow all other tokens. None: there are no earlier tokens. Not every stage 1 supports this
       (`hbf.nn.traits`).

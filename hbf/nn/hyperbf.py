@@ -40,8 +40,8 @@ class HyperBFAttention(CheckedModule):
     metric: the metric of every head, see `hbf.ops.distances`.
     rank: number of rows of W for metric low_rank. Other metrics do not use it.
     sigma_per: 'layer' or 'head': each layer or each head learns one σ. 'fixed': σ keeps its initial value.
-    sigma_scale: the initial σ² is this number times √d (times √rank for metric low_rank). With numbers near 1, q·k/σ²
-      has order 1.
+    sigma_scale: the initial σ² is this number times √d (times √rank for metric low_rank). If the number is near 1,
+      q·k/σ² starts with order 1.
     qk_norm: True to scale queries and keys to norm 1. The initial σ² is then divided by d.
     memory: m, the number of learned centers of a head. The centers are additional keys, and their learned
       coefficients c are additional values: y = (Σ_keys K v + Σ_centers K c) / (Σ_keys K + Σ_centers K). 0: there are
@@ -146,8 +146,8 @@ class HyperBFCenters(CheckedModule):
 
   The initial output has the same size for every kernel, metric and sigma: coefficients are drawn so that its root
   mean square is `coefficients_scale`. With normalization 'none', the responses of a kernel in `KERNELS` are also
-  multiplied by a learned gain. At first, the mean of the multiplied responses to the tokens seen at initialization is
-  1.
+  multiplied by a learned gain. It starts so that the multiplied responses to the tokens seen at initialization have
+  the mean 1.
 
   If Flax's collection 'responses' is mutable, the stage stores R and log K there, [H, B N, A] each. With linear
   coefficients, the stored R is already multiplied by u_a·x + w_a. For kernels in `BALLS` and `VALUES`, the stage
@@ -164,12 +164,12 @@ class HyperBFCenters(CheckedModule):
     rank: number of rows of W for metric low_rank. Other metrics do not use it.
     sigma_per: 'layer', 'head' or 'center': each layer, each head or each center learns one σ (one β for kernel
       'signed_gaussian'). 'fixed': σ or β keeps its initial value.
-    sigma_scale: the initial σ² is this number times √d (times √rank for metric low_rank). With numbers near 1, x·t/σ²
-      has order 1.
+    sigma_scale: the initial σ² is this number times √d (times √rank for metric low_rank). If the number is near 1,
+      x·t/σ² starts with order 1.
     normalize_inputs: True to scale points and centers to norm 1. The initial σ² is then divided by d. A center then
       cannot move away from all tokens at once.
-    norm_affine: True if the block's LayerNorm before this stage has a scale and a bias. Without them, a learned
-      metric and the centers can have the same effect.
+    norm_affine: True if the block's LayerNorm before this stage has a scale and a bias. A learned metric can
+      replace the scale, and the centers can replace the bias.
     normalization: a name in `hbf.ops.normalization.NORMALIZATIONS`. 'layer' needs at least two different centers. The
       response of a single center would be 0.
     radius: the parameter for the ball of each center. 'relative': the depth δ_a of a token that has norm √d and is

@@ -28,8 +28,8 @@ class GatedMLP(CheckedModule):
 
   See Liu et al. 2021, eq. 1 to 3. The option `gate` is the form of s. Every form contains f(Z) = W LayerNorm(Z) + b,
   where a matrix W [N, N] mixes the tokens. So the number N of tokens is fixed. In a causal context W is triangular.
-  Except with gate 'linear', W starts near 0. So s(Z) starts near Z, or near Z₁ with gate 'split'. With `attention`, a
-  tiny attention over x is added to f (aMLP, section 4.4 of the paper).
+  Except with gate 'linear', W starts near 0. So s(Z) starts near Z, or near the half Z₁ of Z with gate 'split'. With
+  `attention`, a tiny attention over x is added to f (aMLP, section 4.4 of the paper).
 
   With gate 'split' a token costs 6 hidden D + 2 hidden N operations. Attention of d dimensions adds 6 D d + 4 N d + 2
   d hidden operations.
