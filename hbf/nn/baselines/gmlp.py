@@ -1,4 +1,4 @@
-"""gMLP and aMLP: one gated unit that mixes tokens and channels, in place of both stages (Liu et al. 2021)."""
+"""gMLP and aMLP: one gated module that mixes tokens and channels, in place of both stages (Liu et al. 2021)."""
 
 from typing import Annotated, Any, ClassVar
 

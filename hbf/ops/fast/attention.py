@@ -172,7 +172,7 @@ def padded_attention(
 
 
 def cudnn_applies(dtype: jnp.dtype, d: int) -> bool:
-  """Return True if cuDNN's fused kernel can compute attention of this type, with heads of d dimensions.
+  """Return True if cuDNN's fused kernel can compute attention in the type `dtype`, with heads of d dimensions.
 
   The limit on d depends on the NVIDIA GPU of this process. Without a GPU, the limit is 128, and the program is
   assumed to run on an Ampere GPU or a newer one. Without cuDNN's library, the result is False.

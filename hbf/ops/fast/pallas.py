@@ -5,6 +5,9 @@ At any time, only the responses of one block of points to one block of centers a
 comes. The gradient computes the responses again. One kernel computes the gradient for the points, by sums over the
 centers. Another kernel computes the gradient for the centers, by sums over the points.
 
+A Pallas kernel runs as a grid of programs, and each program computes the sums for one block. The argument `kernel` of
+the functions is the name of a radial kernel (`hbf.ops.kernels.KERNELS`).
+
 The kernels are tested in Pallas's interpret mode, and JAX can lower them for both platforms. They have not been
 measured on hardware. XLA cannot split such a kernel over devices. So this module splits the points over the devices
 of `jax.set_mesh`.
@@ -163,7 +166,7 @@ def _add_sums(kernel: str, block: _Block, sums: Any) -> Any:
 
 
 def _add_of_points(kernel: str, block: _Block, sums: Any) -> Any:
-  """Add a block of centers to the cotangents of a block of points and of their norms: sums over the centers."""
+  """Add a block of centers to the cotangents of a block of points and of their norms, which are sums over centers."""
   of_squares, _, _ = _cotangents(kernel, block)
   t = block.distances.centers[block.centers, block.d]
   of_points, of_norms = sums

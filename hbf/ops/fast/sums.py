@@ -136,7 +136,7 @@ def kernel_sums(distances: Distances, coefficients: Float[Array, '... A V'], ker
 def unnormalized_sums(
   distances: Distances, coefficients: Float[Array, '... A V'], kernel: str, log_gain: Float[Array, '...'] | float
 ) -> Float[Array, '... N V']:
-  """Compute Σ_a exp(log K_a + log-gain) c_a for every point, [..., N, V] in the type of the coefficients.
+  """Compute Σ_a exp(log K_a + log-gain) c_a for every point. Return [..., N, V] in the type of the coefficients.
 
   No moments are computed, because they would cost more passes over all responses. The log-gain is broadcastable to
   [..., 1, 1]. The other arguments are as for `kernel_sums`.
