@@ -84,7 +84,7 @@ def _shared(config: ConfigDict) -> dict[str, Any]:
 
 
 def unrolled(model: Any) -> Any:
-  """Return the model without `scan_layers` and `remat`, so that arrays inside the blocks can be captured."""
+  """Return the model without `scan_layers` and `remat`, so that arrays inside the blocks can be returned too."""
   return model.clone(trunk=model.trunk.clone(scan_layers=False, remat=False))
 
 
@@ -129,5 +129,5 @@ def flops_per_example(model: nn.Module, shape: tuple[int, ...]) -> int:
 
 
 def _example(model: nn.Module, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
-  """Return a batch of one example, as the model takes it."""
+  """Return the shape [1, *shape] and the type of a batch of one example."""
   return jax.ShapeDtypeStruct((1, *shape), model.input_dtype)

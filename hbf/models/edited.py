@@ -79,7 +79,7 @@ class EditedLanguageModel(LanguageModel):
 
   z are the logits of the model without edits. The point p is the input of the last block's stage 2 at this token. So
   the centers t lie in the same space as the centers of that stage. The parameters are as in `EditedClassifier`.
-  Blocks must not be scanned (`hbf.models.build.unrolled`).
+  The model must not use `scan_layers` (`hbf.models.build.unrolled`).
 
   Attributes:
     edits: E, number of centers.
@@ -89,7 +89,7 @@ class EditedLanguageModel(LanguageModel):
 
   @classmethod
   def of(cls, model: LanguageModel, edits: int) -> 'EditedLanguageModel':
-    """Return the model with edits that have `edits` centers in all."""
+    """Return an edited model: `model` with `edits` centers beside its head."""
     return cls(**_fields_of(model), edits=edits)
 
   @property
@@ -173,8 +173,8 @@ def layers_of_tokens(model: LanguageModel, call: Callable[[], Any]) -> tuple[Any
   """Call `call`, which runs a language model and returns its logits. Return the logits, and the tokens by layer.
 
   The tokens are float32 [B, N, D]. The layers are `MIDDLE` (after the first half of the blocks), `LAST` (the input of
-  stage 2 in the last block, if there is a stage 2) and `FEATURES` (the input of the head). Blocks must not be scanned
-  (`hbf.models.build.unrolled`).
+  stage 2 in the last block, if there is a stage 2) and `FEATURES` (the input of the head). The model must not use
+  `scan_layers` (`hbf.models.build.unrolled`).
   """
   depth, found = model.trunk.depth, {}
   wanted = {

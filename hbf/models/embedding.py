@@ -29,8 +29,8 @@ class PatchEmbedding(CheckedModule):
     pool: 'cls': a class token comes first, and the head reads this token. 'mean' or 'sequence': the head reads the
       mean or the weighted mean of all patches (`hbf.models.classifier.ImageClassifier`).
     stem: 'patch': a linear map of a patch's pixels. 'conv': log₂(patch) convolutions of 3×3 with a stride of 2. The
-      number of channels doubles with each convolution, up to D. Between them are LayerNorm and GELU (after Xiao et
-      al. 2021, whose stem has BatchNorm and ReLU, and a last convolution of 1×1).
+      number of channels doubles with each convolution, up to D. Between two convolutions are LayerNorm and GELU
+      (after Xiao et al. 2021, whose stem has BatchNorm and ReLU, and a last convolution of 1×1).
     whiten: True to replace the first convolution of stem 'conv' by a frozen `Whitening`. GELU follows it, without
       LayerNorm.
     positions: 'learned', 'sincos2d' (fixed 2-D sines and cosines; D divisible by 4) or 'none'.
@@ -117,9 +117,7 @@ class PatchEmbedding(CheckedModule):
 class Whitening(nn.Module):
   """A frozen linear map of patches to uncorrelated channels of variance 1 and to the negatives of these channels.
 
-  A learned bias is added.
-
-  The map is computed from the images seen at initialization (Jordan 2024, section 3.2).
+  The map is computed from the images seen at initialization (Jordan 2024, section 3.2). A learned bias is added.
 
   Attributes:
     dtype: type of the matrix product. Parameters are float32.

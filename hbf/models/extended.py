@@ -1,4 +1,4 @@
-"""An image classifier with learned classes. Each class that was not trained has one center beside the head."""
+"""An image classifier with learned classes, which are added after the training. Each class has one center."""
 
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ LEARNED = 'learned'  # name of the parameters
 
 
 class ExtendedClassifier(nn.Module):
-  """A classifier with learned classes. Its logits are those of the classifier, followed by those of new classes.
+  """A classifier whose logits are those of the trained classes, followed by those of the learned classes.
 
   Let b be the trained class with the greatest logit z_b. The logit of a learned class c is
 
@@ -24,8 +24,8 @@ class ExtendedClassifier(nn.Module):
   with Gaussian kernels K. A learned class wins if its center is nearer than the center of the trained class b. The
   logits of the trained classes do not change.
 
-  The parameters are the centers of the trained classes [B, F] and of the learned classes [N, F], and the metric W [F,
-  F]. They lie beside the classifier's parameters, under the name `learned`.
+  The parameters are the centers [C, F] of the C trained classes, the centers [N, F] of the N learned classes, and the
+  metric W [F, F]. They lie beside the classifier's parameters, under the name `learned`.
 
   Attributes:
     classifier: the classifier of the trained classes.
@@ -47,7 +47,7 @@ class ExtendedClassifier(nn.Module):
 
 
 class LearnedClasses(nn.Module):
-  """The centers of the learned classes. They map logits [B, C] and features [B, F] to more logits [B, N].
+  """The centers of C trained and N learned classes. They map logits [B, C] and features [B, F] to logits [B, N].
 
   The centers and the metric are computed by `hbf.editing.learn`. They are not trained.
 
@@ -59,7 +59,7 @@ class LearnedClasses(nn.Module):
 
   @nn.compact
   def __call__(self, logits: Float[Array, 'B C'], features: Float[Array, 'B F']) -> Float[Array, 'B N']:
-    """Compute the logits of the learned classes [B, N] from those of the trained classes and from the features."""
+    """Compute the logits [B, N] of the learned classes from the logits [B, C] of the trained classes and features."""
     zeros, width = nn.initializers.zeros_init(), features.shape[-1]
     trained = self.param('trained_centers', zeros, (logits.shape[-1], width))
     centers = self.param('centers', zeros, (self.classes, width))

@@ -101,8 +101,8 @@ def generate_on(
 ) -> list[np.ndarray]:
   """Continue texts like `generate`, but also beyond the model's length.
 
-  When a text has reached the model's length, the model reads the last `length // 2` tokens of it again, as the
-  beginning of a text, and continues this text. It forgets all tokens before them.
+  When a text has reached the model's length, the model forgets all but the last `length // 2` tokens. It reads these
+  tokens again, as the beginning of a text, and continues this text.
 
   Raises:
     UserError: as in `generate`, but a prompt may be longer: the model needs room for one more token only, not for
@@ -180,7 +180,7 @@ def _write(
   def read(cache: Any, tokens: jax.Array, start: jax.Array, length: jax.Array) -> tuple[jax.Array, Any]:
     """Run the model on the first `length` of the tokens [T], which follow `start` tokens in the cache.
 
-    Return the logits [V] after them, and the new cache.
+    Return the logits [V] of the token after these tokens, and the new cache.
     """
     mask = jnp.arange(len(tokens)) < length
     logits, cache = model.apply(

@@ -10,8 +10,8 @@ from hbf.errors import UserError
 def first_centers(config: ConfigDict, params: Any, count: int) -> tuple[ConfigDict, Any]:
   """Return config and parameters of the network that keeps only the first `count` centers of every stage 2.
 
-  Networks trained with the option `nested` stay accurate after this (`hbf.nn.hyperbf.HyperBFCenters`). Other networks
-  can also be cut.
+  If the network was trained with the option `nested` (`hbf.nn.hyperbf.HyperBFCenters`), the smaller network stays
+  accurate. Other networks can also be cut.
 
   Args:
     config: the `model` part of a config whose stage 2 is hyperbf. It is not changed.

@@ -33,11 +33,12 @@ class Context:
     mask: booleans that broadcast to [B, N, N]. Entry [b, i, j] is True where token i of example b attends to token j.
       Every token must attend to at least one token. None: all tokens attend to all tokens. Not every stage 1 accepts
       every mask (`hbf.nn.traits`).
-    positions: the position of each token, float32 [N, P], in patches or tokens. NaN for a token without a position,
-      such as a class token. None if positions are unknown. If `continued` is set, the array has the positions of all
-      tokens that the text can have, [room, P].
-    continued: the position of the new tokens in a causal text, if earlier tokens are in the cache. The mask may then
-      hide only the last tokens. None: there are no earlier tokens. Not every stage 1 supports this (`hbf.nn.traits`).
+    positions: the position of each token, float32 [N, P], counted in patches or tokens. NaN for a token without a
+      position, such as a class token. None if positions are unknown. If `continued` is set, the array has the
+      positions of all tokens that the text can have, [room, P].
+    continued: the position of the new tokens in a causal text, if earlier tokens are in the cache. Tokens that the
+      mask hides must then follow all other tokens. None: there are no earlier tokens. Not every stage 1 supports this
+      (`hbf.nn.traits`).
   """
 
   train: bool = flax.struct.field(pytree_node=False, default=False)
@@ -54,7 +55,7 @@ def check_context(stage: nn.Module, context: Context) -> None:
   """Check that a stage supports a context.
 
   Raises:
-    UserError: the stage ignores causality, the cache or the mask of the context.
+    UserError: the stage does not support causality, a cache or the mask, and the context has it.
   """
   traits = traits_of(stage)
   if context.causal and not traits.causal:
@@ -86,5 +87,5 @@ def visible_keys(context: Context) -> Bool[Array, 'B N'] | None:
 
 
 def with_three_axes(mask: Bool[Array, '...']) -> Bool[Array, '_ _ N']:
-  """Return the mask of a context with all three axes, broadcastable to [B, N, N]."""
+  """Return the mask of a context with three axes, broadcastable to [B, N, N]."""
   return mask.reshape((1,) * (3 - mask.ndim) + mask.shape)

@@ -44,9 +44,10 @@ class _Gated(nn.Module):
 
 
 class GatedHyperBF(_Gated, HyperBFAttention, kw_only=True):
-  """A gated unit whose attention is a HyperBF over the tokens.
+  """The gated HyperBF out(act(gate(x)) ⊙ f(act(values(x)))), where f(v) is HyperBF attention with the values v.
 
-  With metric identity a token costs 4 D² + 6 hidden D + 2 (D + hidden) N operations.
+  gate, values and out are dense layers, and act is the activation. With metric identity a token costs 4 D² + 6 hidden
+  D + 2 (D + hidden) N operations.
 
   Attributes:
     hidden: number of channels of the values, and of the gate. They are divided among the heads, and the last head may
@@ -61,7 +62,9 @@ class GatedHyperBF(_Gated, HyperBFAttention, kw_only=True):
 
 
 class GatedSoftmax(_Gated, SoftmaxAttention, kw_only=True):
-  """A gated unit with softmax attention. Compared with `GatedHyperBF`, it shows the effect of the kernel alone.
+  """A gated attention like `GatedHyperBF`, but with softmax attention as f.
+
+  A comparison of the two shows the effect of the kernel alone.
 
   Attributes:
     hidden: number of channels of the values, and of the gate, as in `GatedHyperBF`.

@@ -40,8 +40,8 @@ class HyperBFAttention(CheckedModule):
     metric: the metric of every head, see `hbf.ops.distances`.
     rank: number of rows of W for metric low_rank. Other metrics do not use it.
     sigma_per: 'layer' or 'head': each layer or each head learns one σ. 'fixed': σ keeps its initial value.
-    sigma_scale: the initial σ² is this number times √d (times √rank for metric low_rank). With numbers near 1, q·k/σ²
-      has order 1.
+    sigma_scale: the initial σ² is this number times √d (times √rank for metric low_rank). If the number is near 1,
+      q·k/σ² starts with order 1.
     qk_norm: True to scale queries and keys to norm 1. The initial σ² is then divided by d.
     memory: m, the number of learned centers of a head. The centers are additional keys, and their learned
       coefficients c are additional values: y = (Σ_keys K v + Σ_centers K c) / (Σ_keys K + Σ_centers K). 0: there are
@@ -107,7 +107,7 @@ class HyperBFAttention(CheckedModule):
     return hyperbf(q, k, v, basis, mask=mask, causal=causal).swapaxes(1, 2)
 
   def _check_rotary(self) -> None:
-    """Raise OptionError if the metric changes under a rotation."""
+    """Raise OptionError unless the metric is identity, which rotary positions need."""
     if self.metric != 'identity':
       raise OptionError(
         f'relative_positions rotary needs metric identity, and it is {self.metric}: change one of them',
@@ -146,8 +146,8 @@ class HyperBFCenters(CheckedModule):
 
   The initial output has the same size for every kernel, metric and sigma: coefficients are drawn so that its root
   mean square is `coefficients_scale`. With normalization 'none', the responses of a kernel in `KERNELS` are also
-  multiplied by a learned gain. At first, the mean of the multiplied responses to the tokens seen at initialization is
-  1.
+  multiplied by a learned gain. It starts so that the multiplied responses to the tokens seen at initialization have
+  the mean 1.
 
   If Flax's collection 'responses' is mutable, the stage stores R and log K there, [H, B N, A] each. With linear
   coefficients, the stored R is already multiplied by u_a·x + w_a. For kernels in `BALLS` and `VALUES`, the stage
@@ -164,12 +164,12 @@ class HyperBFCenters(CheckedModule):
     rank: number of rows of W for metric low_rank. Other metrics do not use it.
     sigma_per: 'layer', 'head' or 'center': each layer, each head or each center learns one σ (one β for kernel
       'signed_gaussian'). 'fixed': σ or β keeps its initial value.
-    sigma_scale: the initial σ² is this number times √d (times √rank for metric low_rank). With numbers near 1, x·t/σ²
-      has order 1.
+    sigma_scale: the initial σ² is this number times √d (times √rank for metric low_rank). If the number is near 1,
+      x·t/σ² starts with order 1.
     normalize_inputs: True to scale points and centers to norm 1. The initial σ² is then divided by d. A center then
       cannot move away from all tokens at once.
-    norm_affine: True if the block's LayerNorm before this stage has a scale and a bias. Without them, a learned
-      metric and the centers can have the same effect.
+    norm_affine: True if the block's LayerNorm before this stage has a scale and a bias. A learned metric can
+      replace the scale, and the centers can replace the bias.
     normalization: a name in `hbf.ops.normalization.NORMALIZATIONS`. 'layer' needs at least two different centers. The
       response of a single center would be 0.
     radius: the parameter for the ball of each center. 'relative': the depth δ_a of a token that has norm √d and is
@@ -276,7 +276,7 @@ class HyperBFCenters(CheckedModule):
     return jnp.einsum('hnd,had->hna', points, slopes) + start.astype(points.dtype)
 
   def _log_gain(self, points: jax.Array, centers: jax.Array, basis: RadialBasis) -> jax.Array:
-    """Return the logarithms [H, 1, 1] of the learned gains of the heads. The mean response starts at 1."""
+    """Return the logarithms [H, 1, 1] of the learned gains. With the gain, the mean response starts at 1."""
 
     def init(_: jax.Array) -> jax.Array:
       log_k = nearness(points, centers, basis)
@@ -285,7 +285,7 @@ class HyperBFCenters(CheckedModule):
     return self.param('log_gain', init)
 
   def _coefficients(self, at_init: Callable[[], jax.Array], dimensions: int, dtype: Any) -> jax.Array:
-    """Return the learned coefficients [H, A, D]. Their initial size depends on `at_init()`, the responses."""
+    """Return the learned coefficients [H, A, D]. Their initial size depends on the responses, `at_init()`."""
 
     def init(key: jax.Array) -> jax.Array:
       power = jnp.mean(jnp.sum(at_init() ** 2, axis=(0, 2)))

@@ -23,7 +23,7 @@ def sigma_parameter(
   """Return σ, broadcastable to [heads, points, centers]. log σ is learned, and σ² starts at `variance`.
 
   Args:
-    module: the module in whose scope `log_sigma` is made.
+    module: the module that gets the parameter `log_sigma`.
     scope: 'layer', 'head' or 'center': each layer, each head or each center has its own σ. 'fixed': the layer has one
       σ, which is not learned.
     variance: the initial σ².
@@ -63,7 +63,7 @@ def mean_sigmas(params: Mapping[str, Any]) -> dict[str, dict[str, jax.Array]]:
 def distance_scale(metric: str, d: int, rank: int) -> float:
   """Return the initial standard deviation of xᵀMt if coordinates of x and t have variance 1.
 
-  The option `sigma_scale` of a stage is multiplied by this number.
+  The initial σ² of a stage is this number times the option `sigma_scale`.
   """
   return (rank if metric == 'low_rank' else d) ** 0.5
 
@@ -74,7 +74,7 @@ def metric_parameter(module: nn.Module, metric: str, heads: int, d: int, rank: i
   All metrics but low_rank start as the identity.
 
   Args:
-    module: the module in whose scope `metric` is made.
+    module: the module that gets the parameter `metric`.
     metric: name of the metric, see `squared_distances`.
     heads: number of heads.
     d: dimensions of a head.

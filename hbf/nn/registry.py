@@ -106,8 +106,8 @@ def stage_options(model: str, units: int | None) -> tuple[dict[str, Any], dict[s
 
   Args:
     model: a name as in `stage_names`.
-    units: number of hidden units or centers of a whole block. An option such as `hidden` has no default in its class.
-      Its value is `units` times the stage's `unit_share`, or None if `units` is None.
+    units: `model.expansion` × `model.width`. An option such as `hidden` has no default in its class. Its value is
+      `units` times the stage's `unit_share`, or None if `units` is None.
   """
   first, second = _own_fields(model)
   counts = (None, None) if units is None else stage_units(model, units)
@@ -115,7 +115,7 @@ def stage_options(model: str, units: int | None) -> tuple[dict[str, Any], dict[s
 
 
 def stage_units(model: str, units: int) -> tuple[int, int]:
-  """Return the number of units of each of a model's two stages, for a block with `units` units."""
+  """Return the number of units of each of a model's two stages: `units` times the stage's `unit_share`."""
   first, second = stage_names(model)
   one, two = (int(units * traits_of(module).unit_share) for module in (STAGE1[first], STAGE2[second]))
   return one, two
@@ -139,7 +139,7 @@ def size_option(model: str) -> tuple[str, str] | None:
 
 
 def with_units(stage: Stage | None, factor: int = 1, more: int = 0) -> Any:
-  """Return the constructor of a stage with `factor` · n + `more` units, given one with n units.
+  """Return a copy of the constructor `stage` that has `factor` · n + `more` units, where `stage` has n units.
 
   Constructors are as `make_stages` returns them. A stage without units is returned unchanged.
   """

@@ -48,7 +48,7 @@ def relative_coordinates(
   type, such as bfloat16, there are three times as many (see `_in_short`).
 
   Args:
-    module: the module in whose scope the parameters are made.
+    module: the module that gets the parameters.
     kind: 'gaussian' or 'adaptive'.
     queries: queries of the new tokens, [B, H, n, d]. The coordinates have the type of the queries.
     context: the context of the call.
@@ -140,11 +140,11 @@ def _from_the_middle(positions: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _in_short(x: jax.Array, t: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
   """Return coordinates of a short type, such as bfloat16, whose dot product is x·t to 16 bits or more.
 
-  Each number is split into a sum of two short numbers, x ≈ x₁ + x₂ and t ≈ t₁ + t₂. The product is x₁t₁ + x₂t₁ +
-  x₁t₂, because x₂t₂ is negligible. So there are three times as many coordinates. Without the split, the rounding
-  would be too coarse: the squared distance of two positions, divided by 2s², is in the hundreds in the corners of an
-  image, and small differences of such numbers matter.
+  Each number is split into a sum of two short numbers, x ≈ x₁ + x₂ and t ≈ t₁ + t₂. The dot product is x₁·t₁ +
+  x₂·t₁ + x₁·t₂, without the negligible x₂·t₂. So there are three times as many coordinates.
   """
+  # Without the split, the rounding would be too coarse: the squared distance of two positions, divided by 2s², is in
+  # the hundreds in the corners of an image, and small differences of such numbers matter.
   (x, more_x), (t, more_t) = (short_parts(z, dtype, 2) for z in (x, t))
   return jnp.concatenate([x, more_x, x], axis=-1), jnp.concatenate([t, t, more_t], axis=-1)
 

@@ -11,7 +11,7 @@ class StageTraits:
   Attributes:
     units: name of the option that sets the number of the stage's units, such as 'hidden' or 'centers'. None if the
       stage has no units.
-    unit_share: number of units of the stage, divided by the number of units of the block.
+    unit_share: the default number of units of the stage, divided by `model.expansion` × `model.width`.
     masks: the attention masks that a stage 1 accepts: 'any', 'keys' (masks that hide a token from all tokens or from
       none) or 'none'.
     causal: True if a stage 1 can restrict a token to itself and the tokens before it.

@@ -52,7 +52,7 @@ def hyperbf(
       'inverse_multiquadric'   1 / √(1 + 2s)
       'multiquadric'           √(1 + 2s), which grows, for normalization 'none' only
       'thin_plate'             s log s, which changes sign and grows, for normalization 'none' only
-      'wendland'               (1 − u)₊⁴ (1 + 4u) with u = √(s/10), for normalization 'none' only; 0 for r ≥ √20 σ
+      'wendland'               (1 − u)₊⁴ (1 + 4u) with u = √(s/10), for normalization 'none' only; 0 for s ≥ 10
       'ball_…'                 φ((ρ² − r²) / 2σ²) with r² = 2σ²s, for normalization 'none' only; φ is relu, relu2 (the
                                square of relu), gelu, silu, softplus or sigmoid
 
@@ -122,7 +122,7 @@ def hyperbf(
 
 
 def _floats(name: str, value: Any) -> jax.Array:
-  """Return the argument `name` as an array. Raise UserError unless it has floats, and two axes or more."""
+  """Return the argument `name` as an array. Raise UserError unless it holds floats and has two axes or more."""
   array = jnp.asarray(value)
   if not jnp.issubdtype(array.dtype, jnp.floating):
     raise UserError(f'{name} has type {array.dtype}: expected floats, such as {name}.astype(float)')
@@ -133,7 +133,7 @@ def _floats(name: str, value: Any) -> jax.Array:
 
 
 def _leading(**arrays: jax.Array) -> tuple[int, ...]:
-  """Broadcast all axes but the last two of the arrays to each other. Return the lengths of these axes."""
+  """Return the shape to which the leading axes of the arrays broadcast. These are all axes but the last two."""
   try:
     return jnp.broadcast_shapes(*(array.shape[:-2] for array in arrays.values()))
   except ValueError:

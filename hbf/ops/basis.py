@@ -14,7 +14,7 @@ from hbf.ops.normalization import NORMALIZATIONS
 
 @flax.struct.dataclass
 class RadialBasis:
-  """The functions R_a of a HyperBF: kernel, sigma, metric and normalization.
+  """All that determines the responses R_a of a HyperBF: kernel, sigma, metric and normalization.
 
   The object is a JAX pytree. The names and `dot_only_dims` are static fields. Numbers and arrays are leaves.
 
@@ -46,7 +46,7 @@ class RadialBasis:
   def __post_init__(self) -> None:
     """Check the names. Sigma and beta are checked by `scale`.
 
-    They can't be checked here, because JAX also makes such objects with placeholders instead of arrays.
+    They can't be checked here, because JAX also makes `RadialBasis` objects with placeholders instead of arrays.
 
     Raises:
       UserError: a name is unknown, or the kernel does not work with the metric or the normalization.

@@ -1,4 +1,7 @@
-"""Squared distances under a learned metric: r²(x, t) = ‖W(x − t)‖² = (x − t)ᵀ M (x − t), M = WᵀW."""
+"""Squared distances under a learned metric: r²(x, t) = ‖W(x − t)‖² = (x − t)ᵀ M (x − t), M = WᵀW.
+
+In this module, "float32" means float64 if the points are float64 (`sum_dtype`).
+"""
 
 import functools
 from collections.abc import Callable
@@ -19,20 +22,19 @@ def sum_dtype(*dtypes: Any) -> jnp.dtype:
 
 
 def is_short(dtype: jnp.dtype) -> bool:
-  """Return True for a short type, such as bfloat16. Its numbers are summed in a longer type (`sum_dtype`)."""
+  """Return True for a short type, such as bfloat16, whose numbers are summed in float32 (`sum_dtype`)."""
   return dtype != sum_dtype(dtype)
 
 
 class Distances(NamedTuple):
   """The parts of scaled squared distances: scale (norms + center_norms − 2 points·centers).
 
-  The metric is already applied to `points` and `centers`, so that points·centers is xᵀMt. No array of size [N, A] is
-  stored. In this module, "float32" means float64 if the points are float64 (`sum_dtype`).
+  The product points·centers is xᵀMt. No array of size [N, A] is stored.
 
   Attributes:
-    points: points after the metric, [..., N, D].
+    points: Wx for every point x, [..., N, D]. With metric bilinear: xᵀM.
     norms: xᵀMx, float32 [..., N, 1].
-    centers: centers after the metric, [..., A, D], in the type of the points.
+    centers: Wt for every center t, [..., A, D], in the type of the points. With metric bilinear: t.
     center_norms: tᵀMt, float32 [..., A, 1].
     scale: a factor for each center, float32 [..., A, 1].
   """
@@ -55,12 +57,10 @@ class Distances(NamedTuple):
     return products(left, self.scale * right)
 
   def gradient(self, cotangent: Float[Array, '... N A']) -> 'Distances':
-    """Compute the float32 cotangents of all parts from the cotangent [..., N, A] of the distances.
-
-    The gradient is written by hand. The cotangents of `center_norms` and `scale` need sums over the points. Unless
-    the points have a short type, these sums are columns of a matrix product, because separate sums would cost more.
-    """
+    """Compute the float32 cotangents of all parts from the cotangent [..., N, A] of the distances."""
     if not is_short(self.points.dtype):
+      # The sums over the points, which `center_norms` and `scale` need, are columns of the matrix product. Separate
+      # sums would cost more.
       g = cotangent
       along_points = jnp.concatenate([self.points, self.norms, jnp.ones_like(self.norms)], axis=-1)
       sums = _product('...na,...nk->...ak', g, along_points)

@@ -104,7 +104,7 @@ def hyperbf(
     or coefficients are float64.
 
   Raises:
-    UserError: the implementation is unknown, sigma or beta is missing, or 'pallas' has float64 arrays.
+    UserError: the implementation is unknown, sigma or beta is missing, or 'pallas' is chosen for float64 arrays.
   """
   points, centers, coefficients = _as_arrays(points, centers, coefficients)
   compute = fastest(hyperbf_plain, points, centers, coefficients, basis, mask, causal, implementation, factors)

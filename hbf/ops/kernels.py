@@ -54,7 +54,7 @@ SIGNED = 'signed_gaussian'
 def multiquadric(s: Float[Array, '...']) -> Float[Array, '...']:
   """Compute K = √(1 + 2s) = √(1 + r²/σ²) (Hardy 1971).
 
-  It grows with the distance, and is conditionally positive definite of order 1.
+  K grows with the distance, and −K is conditionally positive definite of order 1.
   """
   return jnp.sqrt(1 + jnp.maximum(2 * s, 0))
 

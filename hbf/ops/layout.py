@@ -36,13 +36,13 @@ def constrain(z: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
 
 
 def replicate(parameter: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
-  """Constrain the layout of a parameter where it is used. Its gradient keeps the parameter's own layout.
+  """Constrain the layout of a parameter where it is used. The arguments are those of `constrain`.
 
-  The arguments are those of `constrain`. If the gradient had the constrained layout, every device would compute the
-  sum of the whole gradient over all devices and hosts. A mesh with one shard along `data` is an exception: on it, the
-  gradient has the constrained layout. With the parameter's own layout, a TPU's compiler would sum in a loop over the
-  shards there, which costs more traffic.
+  The gradient keeps the parameter's own layout, so that no device sums the whole gradient over all devices and hosts.
+  Only on a mesh with one shard along `data`, the gradient has the constrained layout.
   """
+  # On such a mesh, a TPU's compiler would sum a gradient of the parameter's own layout in a loop over the shards,
+  # which costs more traffic.
   if constrain(parameter, *axes) is parameter or shares(('data',)) == 1:
     return constrain(parameter, *axes)
   gather = jax.custom_vjp(lambda z: constrain(z, *axes))
@@ -64,7 +64,7 @@ def interleave_shards(columns: jax.Array, parts: int) -> jax.Array:
 
 
 def split_parts(z: jax.Array, parts: int) -> list[jax.Array]:
-  """Undo `interleave_shards`: split columns [T, parts · W] of T rows into arrays [T, W], one for each part."""
+  """Split an array [rows, parts · W], whose columns `interleave_shards` has reordered, into its parts [rows, W]."""
   count, (length, width) = shares(TENSOR), z.shape
   if count == 1 or width % (parts * count):
     return jnp.split(z, parts, axis=-1)

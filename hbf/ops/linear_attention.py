@@ -138,7 +138,10 @@ def no_state(features: Float[Array, '... N m'], values: Float[Array, '... N V'])
 def continued_linear_attention(
   queries: Features, keys: Features, values: Float[Array, '... N V'], state: State, *, normalizer: str
 ) -> tuple[Float[Array, '... N V'], State]:
-  """Compute causal `linear_attention` of new tokens that follow the tokens of a state. Return the new state too."""
+  """Compute causal `linear_attention` of new tokens after earlier tokens, whose sums are in `state`.
+
+  Return the outputs, and the state after the new tokens.
+  """
   finish = choose('normalizer', normalizer, NORMALIZERS)
   sums, state = _causal_sums(queries.values, keys, _with_ones(values), state)
   return finish(sums).astype(values.dtype), state
@@ -202,11 +205,11 @@ def _all_sums(queries: jax.Array, keys: Features, values: jax.Array) -> jax.Arra
 def _causal_sums(queries: jax.Array, keys: Features, values: jax.Array, state: State) -> tuple[jax.Array, State]:
   """Compute the sums Σ_j≤i φ(q_i)·φ(k_j) v_j [..., N, V], up to a positive factor for each i.
 
-  The sum includes the earlier keys, which are in `state`. It is computed in chunks of tokens. The keys of earlier
-  chunks are summed in one matrix, the state. Within a chunk, weights are computed for each pair of tokens. The sum
-  for i is divided by the largest scale of the keys up to i. With the largest scale of all keys, a later key could
-  make the sum for i underflow. The state after the last token is returned too.
+  The sums include the earlier keys, whose sums are in `state`. Return the sums, and the state after the last token.
   """
+  # Tokens are processed in chunks. The keys of earlier chunks are summed in one matrix, the state. Within a chunk,
+  # weights are computed for each pair of tokens. The sum for i is divided by the largest scale of the keys up to i.
+  # With the largest scale of all keys, a later key could make the sum for i underflow.
   if queries.shape[-2] != values.shape[-2]:
     raise UserError(f'causal attention needs a key a query: {queries.shape[-2]} queries have {values.shape[-2]} keys')
   length = values.shape[-2]

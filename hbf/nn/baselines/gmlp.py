@@ -1,4 +1,4 @@
-"""gMLP and aMLP: one gated unit that mixes tokens and channels, in place of both stages (Liu et al. 2021)."""
+"""gMLP and aMLP: one gated module that mixes tokens and channels, in place of both stages (Liu et al. 2021)."""
 
 from typing import Annotated, Any, ClassVar
 
@@ -26,12 +26,10 @@ GATES = {'linear': 1, 'additive': 1, 'multiplicative': 1, 'split': 2}
 class GatedMLP(CheckedModule):
   """The gated MLP out(s(act(in(x)))): dense layers in and out, an activation, and the Spatial Gating Unit s.
 
-  See Liu et al. 2021, eq. 1 to 3, and section 4.4 for aMLP.
-
-  s(Z) is f(Z), Z + f(Z), Z ⊙ f(Z) or Z₁ ⊙ f(Z₂), where Z₁ and Z₂ are halves of the channels of Z. The function f(Z) =
-  W LayerNorm(Z) + b works over the tokens, with a matrix W [N, N]. Except in the form f(Z), the unit starts as a
-  plain feed-forward network: W is near 0 and b is 1, or 0 in the form Z + f(Z). With attention the unit is aMLP:
-  f(Z₂) becomes f(Z₂) + a tiny attention over x. In a causal context W is triangular. The number N of tokens is fixed.
+  See Liu et al. 2021, eq. 1 to 3. The option `gate` is the form of s. Every form contains f(Z) = W LayerNorm(Z) + b,
+  where a matrix W [N, N] mixes the tokens. So the number N of tokens is fixed. In a causal context W is triangular.
+  Except with gate 'linear', W starts near 0. So s(Z) starts near Z, or near the half Z₁ of Z with gate 'split'. With
+  `attention`, a tiny attention over x is added to f (aMLP, section 4.4 of the paper).
 
   With gate 'split' a token costs 6 hidden D + 2 hidden N operations. Attention of d dimensions adds 6 D d + 4 N d + 2
   d hidden operations.
@@ -79,7 +77,7 @@ class GatedMLP(CheckedModule):
     return out.reshape(tokens.shape)
 
   def _over_tokens(self, gating: jax.Array, context: Context) -> jax.Array:
-    """Compute f(Z) for the channels Z = `gating` [B, N, hidden]. With gate 'linear', W does not start near 0."""
+    """Compute f(Z) = W `gating` + b, where `gating` [B, N, hidden] is LayerNorm(Z)."""
     near_zero, gates = nn.initializers.normal(1e-6), self.gate in ('multiplicative', 'split')
     count, length = gating.shape[1], most_tokens(gating, context)
     spatial = TokenDense(

@@ -84,7 +84,7 @@ class LinearAttention(CheckedModule):
     return project_out(out, self.dtype)
 
   def _over_tokens(self, queries: Features, keys: Features, values: jax.Array, context: Context) -> jax.Array:
-    """Return the normalized sums [B, H, N, d] over the tokens. The size of the cache does not depend on N."""
+    """Return the outputs [B, H, N, d] of the heads."""
     if context.continued is None:
       return linear_attention(queries, keys, values, normalizer=self.normalizer, causal=context.causal)
     state = self.variable('cache', 'state', no_state, keys.values, values)

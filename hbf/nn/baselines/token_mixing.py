@@ -116,7 +116,7 @@ class Identity(nn.Module):
 
 
 class TokenDense(nn.Module):
-  """The parameters of a dense layer over tokens. The stage decides what they multiply.
+  """The kernel and the bias of a dense layer over the tokens. The stage that has this module applies them.
 
   Attributes:
     inputs: number of inputs.
@@ -148,7 +148,7 @@ class TokenDense(nn.Module):
 
 
 def most_tokens(tokens: Float[Array, 'B N D'], context: Context) -> int:
-  """Return the number N of tokens. If they continue a text, return the largest number of tokens it may have."""
+  """Return the number N of tokens. If the tokens continue a text, return the largest length of the text instead."""
   return tokens.shape[1] if context.continued is None else context.continued.room
 
 

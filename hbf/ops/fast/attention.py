@@ -44,13 +44,13 @@ def attention(
     keys: k [..., A, d].
     values: v [..., A, V].
     scale: a number, or an array broadcastable to [..., 1, 1]. The default is 1/√d.
-    centers: t [..., A, D] with D ≤ d. They are the centers of a HyperBF, and the key of a center t is k = M t. The
-      product t·k is over the first D dimensions.
+    centers: t [..., A, D], the centers of a HyperBF. The key of a center is M t, followed by d − D dot-only
+      dimensions. The product t·k leaves out these dimensions.
     mask: booleans broadcastable to [..., N, A], True where a query sees a key. With a mask, cuDNN is not used.
     causal: True if query i sees keys 0 to i only. A mask may hide some of these keys too.
 
   Returns:
-    [..., N, V] in the type of the values.
+    The outputs [..., N, V] in the type of the values.
   """
   queries, keys, values = (jnp.asarray(z) for z in (queries, keys, values))  # NumPy's types may not be JAX's
   scale = queries.shape[-1] ** -0.5 if scale is None else scale
@@ -113,15 +113,15 @@ def fused_attention(
 ) -> Float[Array, 'B H N V']:
   """Compute `attention` of arrays [B, H, N, d] by one call of cuDNN's kernel.
 
-  cuDNN's kernel takes one scale for all heads, and no bias for each key. The term −scale t·k/2 of `attention` is such
-  a bias. So scale and bias become part of the coordinates: a key becomes [scale k, bias] and a query becomes [q, 1].
-  The bias is of order √D, and a single bfloat16 number would be too coarse for it. So the bias is split over three
-  coordinates (`short_parts`). The padding of dimensions to a multiple of 8 leaves room for these coordinates.
+  This kernel takes one scale for all heads, and no bias for each key. The bias of `attention` is −scale t·k/2. So the
+  scale and the bias become part of the coordinates: a key becomes [scale k, bias] and a query becomes [q, 1].
   """
   dtype = queries.dtype
   if centers is None and isinstance(scale, float):
     return padded_attention(queries, keys, values, scale, causal, implementation)
   if centers is not None:
+    # The bias is of order √D, and a single bfloat16 number would be too coarse for it. So it is split over three
+    # coordinates. The padding of dimensions to a multiple of 8 leaves room for them.
     parts = short_parts(keep_short(_bias, dtype)(centers, keys, scale), dtype, _PARTS)
     queries = jnp.concatenate([queries, jnp.ones((*queries.shape[:-1], _PARTS), dtype)], axis=-1)
     keys = jnp.concatenate([(scale * keys).astype(dtype), *parts], axis=-1)
@@ -133,8 +133,8 @@ def fused_attention(
 def _bias(centers: jax.Array, keys: jax.Array, scale: jax.Array | float) -> jax.Array:
   """Compute the biases −scale·(t·k)/2 + t·e of all centers t, float32 [..., A, 1], with the keys k = M t.
 
-  The term t·e corrects a rounding error. `fused_attention` rounds the product scale·k to the type of k, which loses
-  e = scale·k − round(scale·k). A query q near the center t has q·e ≈ t·e. So t·e gives such a query q·e back.
+  The term t·e corrects a rounding error. `fused_attention` rounds scale·k to the type of k. The error of the key is
+  e = scale·k − round(scale·k), so the logit of a query q lacks q·e. If q is near the center t, then q·e ≈ t·e.
   """
   kind, scaled = jnp.finfo(keys.dtype), scale * keys[..., : centers.shape[-1]].astype(jnp.float32)
   error = jax.lax.stop_gradient(scaled - jax.lax.reduce_precision(scaled, kind.nexp, kind.nmant))
@@ -149,7 +149,7 @@ def padded_attention(
   causal: bool = False,
   implementation: Literal['xla', 'cudnn'] = 'cudnn',
 ) -> Float[Array, 'B H N V']:
-  """Compute softmax(scale q·k) v. Before, arrays are padded with zeros to sizes that cuDNN supports.
+  """Pad the arrays with zeros to sizes that cuDNN supports, then compute softmax(scale q·k) v.
 
   Keys that are padding are masked.
   """
@@ -172,13 +172,13 @@ def padded_attention(
 
 
 def cudnn_applies(dtype: jnp.dtype, d: int) -> bool:
-  """Return True if cuDNN's fused kernel can compute attention of heads of d dimensions on an NVIDIA GPU.
+  """Return True if cuDNN's fused kernel can compute attention in the type `dtype`, with heads of d dimensions.
 
-  The platform is chosen later, when the program is lowered. But JAX checks cuDNN's limits when the program is traced.
-  These checks need cuDNN's library, so without it the result is False. The limit on d depends on the GPU of this
-  process. In a process without a GPU, the limit is 128, and the program is assumed to run on an Ampere GPU or a newer
-  one.
+  The limit on d depends on the NVIDIA GPU of this process. Without a GPU, the limit is 128, and the program is
+  assumed to run on an Ampere GPU or a newer one. Without cuDNN's library, the result is False.
   """
+  # The platform is chosen later, when the program is lowered. But JAX checks cuDNN's limits when the program is
+  # traced, and these checks need cuDNN's library.
   if dtype not in (jnp.bfloat16, jnp.float16) or any(c < _CAPABILITY for c in _capabilities()):
     return False
   head = jax.ShapeDtypeStruct((1, 1, _EVEN, d), dtype)
@@ -191,16 +191,15 @@ def cudnn_applies(dtype: jnp.dtype, d: int) -> bool:
 
 
 def _any_batch(z: jax.Array) -> bool:
-  """Return True if the program is exported for batches of any size (`jax.export`).
-
-  cuDNN's kernel is compiled for one batch size. JAX also refuses to export the custom call of this kernel, because
-  the call may change.
-  """
+  """Return True if the first axis of z has no fixed length, because `jax.export` exports for any batch size."""
+  # cuDNN's kernel is compiled for one batch size. JAX also refuses to export the custom call of this kernel, because
+  # the call may change.
   return bool(jax.export.is_symbolic_dim(z.shape[0]))
 
 
 def _capabilities() -> list[float]:
-  """Return the compute capabilities of this process's NVIDIA GPUs. AMD's GPUs have names instead, such as gfx90a."""
+  """Return the compute capabilities of this process's NVIDIA GPUs."""
+  # AMD's GPUs have names instead, such as gfx90a.
   names = [getattr(device, 'compute_capability', '') for device in jax.local_devices()]
   return [float(name) for name in names if name.replace('.', '', 1).isdigit()]
 
@@ -244,9 +243,9 @@ def gaussian_attention(
 ) -> Float[Array, '... N V']:
   """Compute Σ_a K_a c_a / Σ_a K_a as attention, for the Gaussian K with one sigma for each head.
 
-  The responses are the softmax of (xᵀMt − tᵀMt/2 + x'·t') / σ² over the centers. x' and t' are the last coordinates,
-  which the metric ignores (`dot_only_dims` of the basis). The norm xᵀMx of a point cancels, and only the centers are
-  multiplied by M. So the cost is that of attention.
+  The responses are the softmax of (xᵀMt − tᵀMt/2 + x'·t') / σ² over the centers. x' and t' are the dot-only
+  dimensions of a point and a center (`dot_only_dims` of the basis). The norm xᵀMx of a point cancels, and only the
+  centers are multiplied by M. So the cost is that of attention.
 
   Args:
     points: x [..., N, D].
@@ -257,7 +256,7 @@ def gaussian_attention(
     causal: as in `attention`.
 
   Returns:
-    [..., N, V] in the type of the coefficients.
+    f(x), [..., N, V] in the type of the coefficients.
   """
   scale = 2 * basis.scale(points.dtype)
   if is_short(centers.dtype):

@@ -85,9 +85,10 @@ def causal_blocks(
   mask: None = None,
   causal: bool = True,
 ) -> Float[Array, '... N V']:
-  """Compute the operator by `definition`, one block of points after another. Point i sees centers 0 to i.
+  """Compute the operator in blocks of points, one after another. Point i sees centers 0 to i.
 
-  The gradient computes the responses of each block again. So only the responses of one block are in memory at a time.
+  The function `definition` (`hbf.ops.hyperbf.hyperbf_plain`) computes each block. `mask` must be None. The gradient
+  computes the responses of each block again. So only the responses of one block are in memory at a time.
   """
   assert mask is None and causal
   length, count = points.shape[-2], centers.shape[-2]

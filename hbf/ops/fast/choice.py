@@ -61,7 +61,7 @@ def fastest(
     A function of (points, centers, coefficients, basis, mask, causal). It returns f(x), like the definition.
 
   Raises:
-    UserError: the implementation is unknown, sigma or beta is missing, or 'pallas' has float64 arrays.
+    UserError: the implementation is unknown, sigma or beta is missing, or 'pallas' is chosen for float64 arrays.
   """
   summation = choose('implementation', implementation, IMPLEMENTATIONS)
   scale: Any = basis.scale(points.dtype)

@@ -5,6 +5,9 @@ At any time, only the responses of one block of points to one block of centers a
 comes. The gradient computes the responses again. One kernel computes the gradient for the points, by sums over the
 centers. Another kernel computes the gradient for the centers, by sums over the points.
 
+A Pallas kernel runs as a grid of programs, and each program computes the sums for one block. The argument `kernel` of
+the functions is the name of a radial kernel (`hbf.ops.kernels.KERNELS`).
+
 The kernels are tested in Pallas's interpret mode, and JAX can lower them for both platforms. They have not been
 measured on hardware. XLA cannot split such a kernel over devices. So this module splits the points over the devices
 of `jax.set_mesh`.
@@ -34,13 +37,13 @@ class _Tiling(NamedTuple):
   Attributes:
     points: number of points in a block, a power of two.
     centers: number of centers in a block, a power of two.
-    features: largest number of columns, of the D or V columns of a result, that one program of the grid computes. It
-      is a power of two. None: all columns. Each program computes the responses for its columns again. So the wider
-      the tokens are, the more often the same responses are computed.
-    depth: how many of the D or V terms of a dot product are multiplied at a time, a divisor of `features`. None: all.
+    features: largest number of columns of a result that one program of the grid computes, a power of two. A result
+      has D or V columns. None: one program computes all columns. If several programs share the columns, each of them
+      computes the responses again.
+    depth: number of terms of a dot product that are multiplied at a time, a divisor of `features`. None: all terms.
     ordered: True if the grid's last axis runs over the blocks that are added to a sum. The blocks are then added in
-      order, and the sum stays in fast memory. False if all programs run in parallel. Each then has a loop over the
-      blocks.
+      order, and the sum stays in fast memory. False if all programs run in parallel. Each program then adds the
+      blocks in a loop.
     options: options of `pallas_call`.
   """
 
@@ -64,7 +67,7 @@ _LANES, _LEAST = 128, 16  # the lanes of a TPU, and the smallest product of Trit
 
 
 def pallas_sums(distances: Distances, coefficients: Float[Array, '... A V'], kernel: str) -> Sums:
-  """Compute the sums of `hbf.ops.fast.sums.kernel_sums` for every point. On a CPU this is slow.
+  """Compute `Sums` for every point, as `hbf.ops.fast.sums.kernel_sums` does. On a CPU this is slow.
 
   If a mesh is set (`jax.set_mesh`) and its number of devices divides the number of points, the points are split over
   all its devices.
@@ -113,18 +116,19 @@ _sums.defvjp(_forward, _backward)
 
 
 class _Block(NamedTuple):
-  """References to the inputs, and the indices of the current block.
+  """A block of points with a block of centers: Pallas references to the inputs, and the block's indices in them.
 
   Attributes:
-    distances: the distances, with center_norms and scale as rows [1, A].
-    coefficients: the coefficients, [A, V].
-    given: the arrays of a `hbf.ops.fast.sums.ResponseCotangents`, log_peak last. () in the forward pass.
+    distances: references to the parts of the distances, with center_norms and scale as rows [1, A].
+    coefficients: reference to the coefficients, [A, V].
+    given: references to the arrays of a `hbf.ops.fast.sums.ResponseCotangents`, log_peak last. () in the forward
+      pass, which needs none of them.
     points: indices of the block's points.
     centers: indices of the block's centers.
-    d: columns of D whose sums this program computes.
-    v: columns of V whose sums this program computes.
-    depth: `_Tiling.depth`.
-    exists: number of centers that are not padding.
+    d: indices of those of the D dimensions for which this program computes sums.
+    v: indices of those of the V columns of the coefficients for which this program computes sums.
+    depth: as in `_Tiling`.
+    remaining: number of centers from the block's first center to the last center that is not padding.
   """
 
   distances: Distances
@@ -135,16 +139,20 @@ class _Block(NamedTuple):
   d: Any
   v: Any
   depth: int | None
-  exists: jax.Array
+  remaining: jax.Array
 
 
 def _add_sums(kernel: str, block: _Block, sums: Any) -> Any:
-  """Add a block of centers to the sums for a block of points. The pivot is the mean of k in the first block."""
+  """Add a block of centers to the `sums` of a block of points. Return the new sums.
+
+  The sums are the fields of `hbf.ops.fast.sums.PivotedSums`, with the pivot last. The pivot is the mean of k over the
+  first block of centers.
+  """
   log_k, _, _ = _log_responses(kernel, block)
   values, total, squares, log_peak, pivot = sums
   peak = jnp.maximum(log_peak, log_k.max(axis=1, keepdims=True))
   k, shrink = jnp.exp(log_k - peak), jnp.exp(log_peak - peak)
-  mean = k.sum(axis=1, keepdims=True) / jnp.minimum(block.exists, k.shape[1])
+  mean = k.sum(axis=1, keepdims=True) / jnp.minimum(block.remaining, k.shape[1])
   pivot = jnp.where(log_peak == -math.inf, mean, shrink * pivot)
   u = jnp.where(log_k == -math.inf, 0.0, k - pivot)
   c = block.coefficients[block.centers, block.v]
@@ -158,7 +166,7 @@ def _add_sums(kernel: str, block: _Block, sums: Any) -> Any:
 
 
 def _add_of_points(kernel: str, block: _Block, sums: Any) -> Any:
-  """Add what a block of centers contributes to the cotangents of points and norms, for a block of points."""
+  """Add a block of centers to the cotangents of a block of points and of their norms, which are sums over centers."""
   of_squares, _, _ = _cotangents(kernel, block)
   t = block.distances.centers[block.centers, block.d]
   of_points, of_norms = sums
@@ -169,9 +177,9 @@ def _add_of_points(kernel: str, block: _Block, sums: Any) -> Any:
 
 
 def _add_of_centers(kernel: str, block: _Block, sums: Any) -> Any:
-  """Add what a block of points contributes to the cotangents of the arrays of a block of centers.
+  """Add a block of points to the cotangents of a block of centers, which are sums over the points.
 
-  These arrays are the centers, their norms, their scale and their coefficients.
+  These are the cotangents of the centers, their norms, their scale and their coefficients.
   """
   of_squares, of_scale_each, deviations = _cotangents(kernel, block)
   x, of_values = block.distances.points[block.points, block.d], block.given[0][block.points, block.v]
@@ -185,12 +193,12 @@ def _add_of_centers(kernel: str, block: _Block, sums: Any) -> Any:
 
 
 def _log_responses(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, Callable]:
-  """Compute log K and the squared distances r² of a block. Also return the vector-Jacobian product of log K(s)."""
+  """Return log K and r² of each pair in a block, and the vector-Jacobian product of the function log K(s)."""
   norms, center_norms = block.distances.norms[block.points, :], block.distances.center_norms[:, block.centers]
   inner = _products(block.distances.points, block.points, block.distances.centers, block.centers, block.depth)
   squares = norms + center_norms - 2 * inner
   log_k, pull = jax.vjp(KERNELS[kernel], block.distances.scale[:, block.centers] * squares)
-  exists = jax.lax.broadcasted_iota(jnp.int32, log_k.shape, 1) < block.exists
+  exists = jax.lax.broadcasted_iota(jnp.int32, log_k.shape, 1) < block.remaining
   return jnp.where(exists, log_k, -jnp.inf), squares, pull
 
 
@@ -341,7 +349,7 @@ def _kernel(
   def add(step: Any, sums: Any) -> Any:
     rows = whole if tiling.ordered else pl.ds(step * unit[job.over], unit[job.over])
     point_rows, center_rows = (whole, rows) if job.over == 'a' else (rows, whole)
-    exists = centers - (step if job.over == 'a' else program) * unit['a']
+    remaining = centers - (step if job.over == 'a' else program) * unit['a']
     block = _Block(
       Distances(*inputs[:5]),
       inputs[5],
@@ -351,7 +359,7 @@ def _kernel(
       columns('d'),
       columns('v'),
       tiling.depth,
-      exists,
+      remaining,
     )
     return job.add(kernel, block, sums)
 
@@ -379,7 +387,7 @@ def _cost(job: _Job, leading: int, size: dict[str, int], arrays: list[jax.Array]
 
 
 def _features(tiling: _Tiling, size: int) -> int:
-  """Return how many columns of an array with `size` columns, D or V, one program computes."""
+  """Return the number of columns that one program computes, for an array with `size` columns (D or V)."""
   if tiling.features is None:
     return pl.align_to(size, _LANES)
   return min(tiling.features, max(_LEAST, pl.next_power_of_2(size)))

@@ -70,9 +70,9 @@ class PivotedSums(NamedTuple):
 
 
 class MomentCotangents(NamedTuple):
-  """The part of the cotangent of k_a = K_a / max K that comes from the moments: constant + slope (k_a − mean).
+  """The part of the cotangent of k_a = K_a / max K that comes from the moments: constant + slope (k_a − k̄).
 
-  Each field has the shape [..., N, 1].
+  Each field has the shape [..., N, 1]. The field `mean` is k̄.
   """
 
   constant: jax.Array
@@ -109,7 +109,7 @@ def center(pivoted: PivotedSums, coefficients: Float[Array, '... A V']) -> Sums:
 
 
 def pull_back(cotangents: Sums, moments: Moments, coefficients: Float[Array, '... A V']) -> ResponseCotangents:
-  """Compute the numbers that the gradient needs from the cotangents of the sums."""
+  """Compute, from the cotangents of the sums, the numbers that the gradient needs."""
   count = coefficients.shape[-2]
   mean_coefficients = coefficients.mean(axis=-2, keepdims=True, dtype=sum_dtype(coefficients.dtype))
   given = cotangents.values.astype(coefficients.dtype)
@@ -136,7 +136,7 @@ def kernel_sums(distances: Distances, coefficients: Float[Array, '... A V'], ker
 def unnormalized_sums(
   distances: Distances, coefficients: Float[Array, '... A V'], kernel: str, log_gain: Float[Array, '...'] | float
 ) -> Float[Array, '... N V']:
-  """Compute Σ_a exp(log K_a + log-gain) c_a for every point, [..., N, V] in the type of the coefficients.
+  """Compute Σ_a exp(log K_a + log-gain) c_a for every point. Return [..., N, V] in the type of the coefficients.
 
   No moments are computed, because they would cost more passes over all responses. The log-gain is broadcastable to
   [..., 1, 1]. The other arguments are as for `kernel_sums`.
@@ -148,24 +148,25 @@ def unnormalized_sums(
 def _blocks(distances: Distances, coefficients: jax.Array) -> int:
   """Return the number of blocks into which the points are split.
 
-  There is a single block if the A centers are few: A ≤ 4 (D + V). The distances [..., N, A] are then kept for the
-  gradient, which saves a sixth of the matrix products. With more centers, the responses of one block must fit in
-  memory. If this gives several blocks, the gradient computes the distances of each block again.
+  There is a single block if A ≤ 4 (D + V), for A centers. With more centers, the responses of one block must fit in
+  memory.
   """
+  # The distances [..., N, A] of a single block are kept for the gradient, which saves a sixth of the matrix products.
+  # If there are several blocks, the gradient computes the distances of each block again.
   points, centers = distances.points.shape, distances.centers.shape[-2]
   if centers <= _KEPT_RATIO * (points[-1] + coefficients.shape[-1]):
     return 1
   return blocks_in_memory(points, centers)
 
 
-def blocks_in_memory(points: tuple[int, ...], centers: int) -> int:
+def blocks_in_memory(shape: tuple[int, ...], centers: int) -> int:
   """Return a number of blocks of points such that the responses of one block fit in memory.
 
-  The argument `points` is the shape [..., N, D] of the points, and `centers` is the number of centers. If a program
-  is exported for any number of images (`jax.export`), the number of points is unknown. Then there is one block.
+  The points have the shape `shape`, which is [..., N, D], and `centers` is the number of centers. If a program is
+  exported for any number of images (`jax.export`), the number of points is unknown. Then there is one block.
   """
-  pairs = math.prod(points[:-1]) * centers
-  return 1 if jax.export.is_symbolic_dim(pairs) else min(-(-pairs // _PAIRS), points[-2])
+  pairs = math.prod(shape[:-1]) * centers
+  return 1 if jax.export.is_symbolic_dim(pairs) else min(-(-pairs // _PAIRS), shape[-2])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -220,10 +221,10 @@ _unnormalized.defvjp(_unnormalized_forward, _unnormalized_backward)
 
 
 def _forward(of_block: Callable[[jax.Array], Any], count: int, distances: Distances, dtype: jnp.dtype) -> Any:
-  """Apply `of_block` to the distances of each of `count` blocks of points. Return the results and the kept distances.
+  """Apply `of_block` to the distances of each of `count` blocks of points.
 
-  If there is a single block, its distances are kept for the gradient in the type `dtype`, by `_shortened`. Otherwise
-  no distances are kept (None).
+  Return the joined results, and the distances that are kept for the gradient. Only the distances of a single block
+  are kept, in the form that `_shortened` returns for the type `dtype`. Otherwise None is returned for them.
   """
 
   def block(points: tuple[jax.Array, jax.Array]) -> Any:
@@ -289,7 +290,10 @@ def _block_sums(log_k: jax.Array, coefficients: jax.Array) -> PivotedSums:
 def _block_gradient(
   kernel: str, distances: Distances, scaled: jax.Array, coefficients: jax.Array, pull: ResponseCotangents
 ) -> tuple[Distances, jax.Array]:
-  """Compute the float32 cotangents of the distances' parts and of the coefficients, for one block of points."""
+  """Compute the float32 cotangents of the distances' parts and of the coefficients, for one block of points.
+
+  The array `scaled` [..., N, A] has the values of the distances, and `pull` is the result of `pull_back`.
+  """
   log_k, pull_kernel = jax.vjp(KERNELS[kernel], scaled)
   k = jnp.exp(log_k - pull.log_peak)
   of_k, deviations, of_mean = products(pull.given, coefficients), k, jnp.zeros((), k.dtype)
@@ -317,5 +321,4 @@ def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _with_points(distances: Distances, points: jax.Array, norms: jax.Array) -> Distances:
-  """Return the distances with other points, which are already multiplied by the metric, and their norms."""
   return distances._replace(points=points, norms=norms)
