@@ -233,7 +233,7 @@ def _make_config(
 def _set_task(config: ConfigDict, task: str) -> None:
   """Change the task of a config to another task on the same kind of data.
 
-  The config gets the keys that only the new task has. Keys that it has no use for get the values that turn them off.
+  The config gets the keys that only the new task has. Keys without a meaning for the new task are turned off.
   """
   alike = next(tasks for tasks in (IMAGE_TASKS, TEXT_TASKS) if config.task in tasks)
   config.task = choose('task', task, {name: name for name in alike})
