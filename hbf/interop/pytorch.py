@@ -1,4 +1,7 @@
-"""Sources of layers in PyTorch's layout: linear layers [out, in], convolutions [out, in, row, column]."""
+"""Sources of parameters (`hbf.interop.table`) in layers of PyTorch's layout.
+
+A linear layer has a weight [out, in], and a convolution has a weight [out, in, row, column].
+"""
 
 import numpy as np
 
@@ -8,7 +11,7 @@ from hbf.interop.table import ParameterSource, class_token, patch_positions, sam
 def linear(ours: str, theirs: str, inputs: str, outputs: str) -> dict[str, ParameterSource]:
   """Return the sources of the kernel and bias of a linear layer, which is named `ours` here and `theirs` in PyTorch.
 
-  `inputs` and `outputs` are the names of the layer's sizes, such as 'D'.
+  `inputs` and `outputs` are the names of the layer's two sizes, such as 'D'.
   """
   kernel = ParameterSource({f'{theirs}.weight': (outputs, inputs)}, np.transpose)
   return {f'{ours}/kernel': kernel, **same(f'{ours}/bias', f'{theirs}.bias', outputs)}
@@ -20,7 +23,7 @@ def norm(ours: str, theirs: str, size: str = 'D') -> dict[str, ParameterSource]:
 
 
 def patches(theirs: str) -> dict[str, ParameterSource]:
-  """Return the sources of the patch embedding. In PyTorch, it is a convolution with the name `theirs`."""
+  """Return the sources of the patch embedding's kernel and bias, from PyTorch's convolution `theirs`."""
   kernel = ParameterSource({f'{theirs}.weight': ('D', 'channels', 'patch', 'patch')}, _flatten_patches)
   return {'embedding/kernel': kernel, **same('embedding/bias', f'{theirs}.bias', 'D')}
 

@@ -1,4 +1,7 @@
-"""Tables that describe how parameters of this project are made from tensors of other projects' networks."""
+"""Tables that describe how parameters of this project are made from tensors of other projects' networks.
+
+The source of a parameter is the tensors from which the parameter is made, with the function that makes it.
+"""
 
 import dataclasses
 import re
@@ -19,7 +22,7 @@ Params = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class ParameterSource:
-  """The tensors from which one parameter is made.
+  """The source of one parameter.
 
   Attributes:
     tensors: names and shapes of the tensors.
@@ -53,8 +56,8 @@ class Table:
       tensors: the weights by name.
 
     Returns:
-      The sizes by name, and the parameters. The names of sizes are the words in the shapes of this table, such as
-      'D', and 'depth' for the number of blocks.
+      The sizes by name, and the parameters. The names of the sizes are the words in the shapes of this table, such as
+      'D'. In addition, the size 'depth' is the number of blocks.
 
     Raises:
       UserError: the tensors do not belong to such a network. The message lists the tensors that do not fit.
@@ -75,7 +78,7 @@ class Table:
 
 
 def count_blocks(tensors: Tensors, prefix: str) -> int:
-  """Return the number of blocks, from the names of their tensors. `prefix` is as in `Table`."""
+  """Return the number of blocks whose tensors have names with the prefix. `prefix` is as in `Table`."""
   start = re.escape(prefix).replace(r'\{\}', r'(\d+)')
   return len({match[1] for name in tensors if (match := re.match(start, name))})
 
@@ -86,7 +89,7 @@ def check(tensors: Tensors, expected: Mapping[str, Shape], depth: int, origin: s
   Args:
     tensors: arrays by name.
     expected: shapes of all tensors that the network needs, by name.
-    depth: number of blocks.
+    depth: number of blocks that the tensors have.
     origin: the project and kind of the network, for messages.
 
   Raises:
@@ -116,7 +119,7 @@ def misfits(found: Mapping[str, Shape], expected: Mapping[str, Shape], most: int
   Args:
     found: shapes of the tensors by name.
     expected: shapes of all tensors that the network needs, by name.
-    most: largest number of names of each kind.
+    most: largest number of missing names in the text, also of unknown names, and of names with a wrong shape.
   """
   faults = {
     'missing': [name for name in expected if name not in found],
@@ -136,7 +139,7 @@ def same(ours: str, theirs: str, *shape: int | str) -> dict[str, ParameterSource
 
 
 def class_token(token: np.ndarray, positions: np.ndarray) -> np.ndarray:
-  """Add the first of the positions [1, N, D] to a class token [1, 1, D].
+  """Return the sum of a class token [1, 1, D] and the first of the positions [1, N, D].
 
   In this project, the learned class token includes its position.
   """
@@ -144,7 +147,7 @@ def class_token(token: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 def patch_positions(positions: np.ndarray) -> np.ndarray:
-  """Drop the class token's position: return [N − 1, D] from positions [1, N, D]."""
+  """Return the positions [1, N, D] without the first one, which is the class token's: [N − 1, D]."""
   return positions[0, 1:]
 
 

@@ -103,9 +103,9 @@ def _hyper_vit(optional: Collection[str]) -> Table:
 
 
 def _attention_metric(m: np.ndarray, qkv: np.ndarray, scale: float = 1.0) -> np.ndarray:
-  """Return the authors' matrix M times the sign of the scale, for every head: [H, d, d].
+  """Return our M for each head, [H, d, d]: the authors' matrix `m` [d, d] times the sign of their scale.
 
-  The sign is part of the metric, because the authors' scale may be negative, and our M may be indefinite. The kernel
+  The authors' scale may be negative, and our σ² may not. So the sign goes into M, which may be indefinite. The kernel
   `qkv` [3D, D] shows the number of heads, H = D/d.
   """
   return np.tile(np.sign(scale) * m, (heads_of('hyperbf', qkv.shape[1], len(m), None), 1, 1))
