@@ -208,8 +208,8 @@ def _cells(row: Row, mixed: bool) -> tuple[str, ...]:
 def _bounds(row: Row, mixed: bool) -> str:
   """Return the interval of a row as a text.
 
-  If `mixed` is True, some intervals of the table are over examples and seeds, and others over examples alone. The
-  text then marks the latter.
+  `mixed` is True if some intervals of the table are over examples and seeds, and others over examples alone. Then the
+  text says so if this interval is over examples alone.
   """
   difference = row.difference
   if difference is None or difference.low is None or difference.high is None:

@@ -78,7 +78,7 @@ class Table:
 
 
 def count_blocks(tensors: Tensors, prefix: str) -> int:
-  """Return the number of blocks whose tensors have names with the prefix. `prefix` is as in `Table`."""
+  """Return the number of blocks, counted in the names of the tensors. `prefix` is as in `Table`."""
   start = re.escape(prefix).replace(r'\{\}', r'(\d+)')
   return len({match[1] for name in tensors if (match := re.match(start, name))})
 
@@ -119,7 +119,7 @@ def misfits(found: Mapping[str, Shape], expected: Mapping[str, Shape], most: int
   Args:
     found: shapes of the tensors by name.
     expected: shapes of all tensors that the network needs, by name.
-    most: largest number of missing names in the text, also of unknown names, and of names with a wrong shape.
+    most: largest number of names that are listed as missing, as unknown, and as of a wrong shape.
   """
   faults = {
     'missing': [name for name in expected if name not in found],
