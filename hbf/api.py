@@ -280,8 +280,9 @@ def _edit_texts(run: 'Run', prompts: Sequence[str], answers: Sequence[Any], reac
 def learn(run: 'Run', images: Any, labels: Sequence[str], *, among: tuple[Any, Sequence[int]] | None = None) -> 'Run':
   """Add classes to a classifier from a few images each. Nothing is trained.
 
-  Each class has a center, the mean of the features of its images. An image gets a new class, instead of the trained
-  class that the classifier answers, if its features are nearer to the new class's center.
+  The features of an image are the input of the network's head. The center of a class is the mean of the features of
+  its images. An image gets a new class, instead of the trained class that the classifier answers, if its features are
+  nearer to the new class's center than to the trained class's center.
   `hbf.models.extended.ExtendedClassifier` has the equations, and docs/how-to/learn.md has examples. Nothing is
   written to disk until you call `Run.save_learned`.
 

@@ -1,4 +1,7 @@
-"""Learning curves of a comparison, drawn from the logs of its runs."""
+"""Learning curves of a comparison, drawn from the logs of its runs.
+
+An arm is a model with its options. A group is all arms on one config, such as all models on CIFAR-10.
+"""
 
 import itertools
 import math
@@ -27,7 +30,7 @@ WIDTH, HEIGHT, LABEL = 11.0, 4.2, 0.21  # in inches: width and least height of a
 
 
 class Curve(NamedTuple):
-  """The learning curve of an arm (a model with its options): a value for each of S seeds at each of n epochs.
+  """The learning curve of an arm: a value for each of S seeds at each of n epochs.
 
   Attributes:
     epochs: epochs at which the first seed was evaluated, [n].

@@ -174,9 +174,9 @@ def _run_batch(
   devices: Sequence[Device],
   console: Console,
 ) -> bool:
-  """Run those of the trials that are not settled, and report the ends of all settled trials to the proposals.
+  """Run those of the trials that are not settled, and report the results of all settled trials to `proposals`.
 
-  Return False after a signal.
+  Return False if a signal ended the call.
   """
   by_run = {trial.run: trial for trial in (*_read(workdir), *trials)}
   measured = _write(sorted(by_run.values(), key=lambda trial: trial.number), workdir)

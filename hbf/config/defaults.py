@@ -412,7 +412,7 @@ def keys(task: str) -> dict[str, Key]:
 
 
 def keys_of_task(task: str) -> dict[str, Key]:
-  """Return the config keys that only this task on images has. Most tasks have none."""
+  """Return the config keys that no other task has, for a task on images. Only task regression has such keys."""
   return REGRESSION if task == 'regression' else {}
 
 
@@ -444,5 +444,5 @@ def defaults(task: str) -> ConfigDict:
 
 
 def empty(values: Values) -> Any:
-  """Return a placeholder for an empty config key. The type of the placeholder is the type of `values`."""
+  """Return a placeholder for an empty config key: of type int if `values` are whole numbers, else of type float."""
   return config_dict.placeholder(int if values.kind is numbers.Integral else float)

@@ -54,7 +54,7 @@ _AT_HIGH_RATES = {'normalize_inputs': True, 'norm_affine': False, 'normalization
 
 
 def small() -> ConfigDict:
-  """Return a recipe for a laptop: minutes on two CPU cores."""
+  """Return a recipe for a laptop. It takes minutes on two CPU cores."""
   config = defaults()
   # Positions are fixed, because a few epochs are too short to learn them from a start near 0.
   config.model.update(width=64, depth=4, heads=4, positions='sincos2d')
@@ -233,7 +233,8 @@ def _make_config(
 def _set_task(config: ConfigDict, task: str) -> None:
   """Change the task of a config to another task on the same kind of data.
 
-  The config gets the keys that only the new task has. Keys without a meaning for the new task are turned off.
+  The config gets the keys that only the new task has. Keys that the new task does not use get values that turn them
+  off.
   """
   alike = next(tasks for tasks in (IMAGE_TASKS, TEXT_TASKS) if config.task in tasks)
   config.task = choose('task', task, {name: name for name in alike})

@@ -148,10 +148,10 @@ def no_edits(reader: Reader, config: Any, step: int, average: bool, among: np.nd
 
   Args:
     reader: the classifier.
-    config: the config of the run. Its `data.transforms` also make the copies of guarded images.
+    config: the config of the run. Its key `data.transforms` describes how the copies are transformed.
     step: the step of the checkpoint.
     average: True if the parameters are the moving average.
-    among: the guarded images, uint8 [n, H, W, C]. W is computed from transformed copies of them.
+    among: the guarded images, uint8 [n, H, W, C]. W is computed from copies of these images.
   """
   metric = measure_metric(reader, among, read_transforms(config.data.transforms))
   return Edits(step, average, metric)

@@ -40,7 +40,6 @@ class Editor:
   overlap: ClassVar[str]
 
   def __init__(self, guard: Observed, edits: Edits) -> None:
-    """Keep the guarded examples and the edits made so far."""
     self.guard, self.edits = guard, edits
 
   def _with_edit(
@@ -49,7 +48,7 @@ class Editor:
     """Return edits with one more edit.
 
     Args:
-      edits: the edits made so far.
+      edits: the edits to which the new one is added.
       names: three attributes of the new edit: the source, the answer before it, and the answer after it.
       seen: the outputs of the network without edits for the m examples of the new edit.
       answers: the index of the new answer for each example, int [m].
@@ -108,7 +107,7 @@ def edited_answers(seen: Observed, edits: Edits) -> np.ndarray:
 
 
 def leading(logits: np.ndarray, answers: Sequence[int] | np.ndarray, margin: float) -> np.ndarray:
-  """Return changes to add to logits [n, C]. Then the logit of each example's answer leads by exactly `margin`.
+  """Return what to add to logits [n, C], so that the logit of each example's answer leads by exactly `margin`.
 
   Args:
     logits: the logits without edits, [n, C].

@@ -1,4 +1,7 @@
-"""Distances for edits: from an edited image to the guarded images, whose answers should not change."""
+"""Distances and metrics for edits and learned classes.
+
+The guarded images are images whose answers edits should not change.
+"""
 
 import dataclasses
 import functools
@@ -95,7 +98,7 @@ def metric_of(points: np.ndarray, ridge: float = RIDGE) -> np.ndarray:
 
   W is the product of two matrices. The first divides each of the D coordinates by its standard deviation over all
   copies. The second is Σ^(−1/2). To get Σ, the mean over the copies of an example is subtracted from the scaled
-  points of these copies. Σ is the covariance of the differences, plus a ridge (`RIDGE`).
+  points of these copies. Σ is the covariance of the differences, plus a ridge.
 
   Args:
     points: the points of the copies, [n, copies, D].

@@ -107,7 +107,7 @@ class TextEditor(Editor):
     self.edits = edits
 
   def _continued(self, tokens: np.ndarray, count: int) -> str:
-    """Return `count` tokens as a text that continues a prompt. Each is the likeliest next token with `self.edits`."""
+    """Return a text of `count` tokens that continues the prompt `tokens`. Each token is the likeliest next token."""
     text = tokens
     for _ in range(count):
       end = Places.of([(text, text[:1])], self.model.length)

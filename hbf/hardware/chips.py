@@ -220,9 +220,9 @@ CHIPS: Mapping[str, TpuChip | GpuChip] = {chip.name: chip for chip in (*_TPUS, *
 def target_config(chip: GpuChip) -> str:
   """Return a GPU's description for XLA's compiler: a GpuTargetConfigProto as text.
 
-  The text leaves out FLOP/s by type, names and driver versions. Without autotuning, these values do not change the
-  compiled program. The limits of blocks and threads are the same for all these chips (CUDA C++ Programming Guide,
-  technical specifications per compute capability).
+  The text leaves out names, driver versions, and the FLOP/s of each type. Without autotuning, these values do not
+  change the compiled program. The limits of blocks and threads are the same for all these chips (CUDA C++ Programming
+  Guide, technical specifications per compute capability).
   """
   major, minor = chip.compute_capability
   # From 9.0 on, XLA compiles for exactly this architecture (sm_90a).

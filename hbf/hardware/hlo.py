@@ -86,7 +86,7 @@ class Collective(NamedTuple):
   """A kind of communication between devices.
 
   Attributes:
-    kind: one of `COLLECTIVES`.
+    kind: one of `COLLECTIVES`, such as 'all-reduce'.
     devices: number of devices in a group. The devices of a group communicate with each other.
     hosts: number of hosts that the devices of a group belong to.
   """

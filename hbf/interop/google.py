@@ -1,6 +1,6 @@
 """Weights of github.com/google-research/vision_transformer: ViT and MLP-Mixer, as published in .npz files.
 
-The sources are vit_jax/models_vit.py, models_mixer.py and checkpoint.py at the commit c6de1e5 of 2024-05-21. In
+The source files are vit_jax/models_vit.py, models_mixer.py and checkpoint.py at the commit c6de1e5 of 2024-05-21. In
 published files, all layers of a ViT's block are numbered together (LayerNorm_0, MultiHeadDotProductAttention_1,
 LayerNorm_2, MlpBlock_3). The code at that commit numbers each kind of layer from 0. Both can be read. The published
 networks take images with values from −1 to 1, so set data.mean and data.std to 0.5.

@@ -28,7 +28,7 @@ class AnySizeEmbedding(PatchEmbedding):
   resize: Resize | None = None
 
   def _positions(self, coordinates: np.ndarray) -> jax.Array:
-    """Return the position vectors [N, D] of patches at coordinates [N, 2]: row and column, row by row."""
+    """Return the position vectors [N, D] of N patches. `coordinates` [N, 2] has the row and column of each patch."""
     assert self.resize is not None
     rows, columns = (int(last) + 1 for last in coordinates[-1])
     learned = self.param('positions', nn.initializers.normal(0.02), (self.grid**2, self.width))

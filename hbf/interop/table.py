@@ -1,6 +1,6 @@
 """Tables that describe how parameters of this project are made from tensors of other projects' networks.
 
-The source of a parameter is the tensors from which the parameter is made, with the function that makes it.
+The source of a parameter names the tensors from which the parameter is made, and has the function that makes it.
 """
 
 import dataclasses

@@ -33,7 +33,7 @@ class _Waiting:
 
 
 class Batcher:
-  """A queue of waiting images, and a task that computes the logits of batches in one thread.
+  """A queue of waiting images, and an asyncio task that computes the logits of batches in one thread.
 
   A batch is computed as soon as it is full, or when its first image has waited for `deadline` seconds. While a batch
   is computed, the next images wait, so batches grow with the load. A batch is padded to one of a few fixed sizes.
@@ -120,7 +120,7 @@ class Batcher:
           if not one.logits.done():
             one.logits.set_exception(error)
         continue
-      for one, logits in zip(batch, found, strict=False):
+      for one, logits in zip(batch, found, strict=True):
         if not one.logits.done():
           one.logits.set_result(logits)
 
@@ -135,8 +135,8 @@ class Batcher:
     return batch
 
   def _logits(self, images: Sequence[np.ndarray]) -> np.ndarray:
-    """Pad n images to a batch of a fixed size, and return its logits, float64 [size, classes]. The first n count."""
+    """Return the logits of n images, float64 [n, classes]. They are computed in a padded batch."""
     size = next(size for size in self._sizes if size >= len(images))
     padded = np.zeros((size, *self._shape), np.uint8)
     padded[: len(images)] = images
-    return np.asarray(self._compute(padded), np.float64)
+    return np.asarray(self._compute(padded), np.float64)[: len(images)]

@@ -1,6 +1,6 @@
 """Tensors in the state_dicts of the authors' code, in all its versions, and the parameters that are made from them.
 
-The source is main.py of github.com/sunrainyg/Unified_architecture, at its commits of 2023-09-08 to 2023-10-31.
+The source file is main.py of github.com/sunrainyg/Unified_architecture, at its commits of 2023-09-08 to 2023-10-31.
 
 The authors' code                                 This project
 attn: softmax(−scale · (q − k)ᵀM(q − k)), one M   HyperBFAttention, metric bilinear, sigma_per layer: σ² = 1/(2 scale)
@@ -33,7 +33,7 @@ _BLOCK = {
 
 
 def table_of(tensors: Tensors, heads: int | None) -> Table:
-  """Return the table for these tensors (`hbf.interop.table`). `heads` is as in `heads_of`."""
+  """Return the table for these tensors (`hbf.interop.table`). `heads` is the argument `given` of `heads_of`."""
   if any(name.endswith('.mlp.fc1.weight') for name in tensors):
     return _vit(heads)
   return _hyper_vit([name for name in _OPTIONAL if any(t.endswith(f'.{name}') for t in tensors)])
