@@ -20,7 +20,6 @@ class OptionError(UserError):
   """
 
   def __init__(self, message: str, **options: Any):
-    """Store the message, and the wrong values by name of the option."""
     super().__init__(message)
     self.options = options
 

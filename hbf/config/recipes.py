@@ -96,7 +96,7 @@ def strong() -> ConfigDict:
 def finetune() -> ConfigDict:
   """Return a recipe that starts from weights of another project. The config key `init_from` names their file.
 
-  The argument `size` and the model's options must describe the same network as the file.
+  The argument size=… of --config and the options of the model must describe the network in this file.
   """
   config = defaults()
   config.model.update(width=192, depth=12, heads=3, patch=16, drop_path=0.1)

@@ -49,7 +49,8 @@ class Editor:
 
     Args:
       edits: the edits to which the new one is added.
-      names: three attributes of the new edit: the source, the answer before it, and the answer after it.
+      names: three texts about the new edit: the name of the image or the prompt, the answer before the edit, and the
+        answer after it.
       seen: the outputs of the network without edits for the m examples of the new edit.
       answers: the index of the new answer for each example, int [m].
       reach: as in the class.

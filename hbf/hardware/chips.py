@@ -27,8 +27,9 @@ class Chip:
       cores on NVIDIA, six passes on TPU).
     memory_bytes: bytes of memory.
     memory_bandwidth: bytes/s to and from the memory.
-    network: bytes/s, one way, to the other chips of its slice (ICI, all links) or host (NVLink).
-    network_between_hosts: bytes/s, one way, to other hosts. None if it equals `network`.
+    network: bytes/s that the chip can send to the other chips of a TPU slice (ICI, all links) or of a GPU's host
+      (NVLink).
+    network_between_hosts: bytes/s that the chip can send to other hosts. None if it equals `network`.
   """
 
   name: str

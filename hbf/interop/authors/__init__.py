@@ -44,7 +44,8 @@ def load(path: str | pathlib.Path, heads: int | None = None) -> tuple[ImageClass
 
   Returns:
     module and variables: `module.apply(variables, images, train=False)` returns logits [batch, classes]. Images are
-    float32 [batch, height, width, 3], normalized like the training images of the network (`STATISTICS` for CIFAR).
+    float32 [batch, height, width, 3], normalized like the training images of the network. `STATISTICS` has the means
+    and the standard deviations for CIFAR.
 
   Raises:
     UserError: the file cannot be read, or is not a state_dict of that code. The message lists the tensors that do not
