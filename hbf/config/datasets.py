@@ -1,7 +1,6 @@
-"""The config of each data set. A function such as `cifar10` has the name of a data set, and returns its config.
+"""The config of each data set. `cifar10(arguments)` returns the config that --config=cifar10:ARGUMENTS gives.
 
-These functions have an argument `arguments`: the text after the colon in
---config=NAME:model=…,recipe=…,size=…,task=…. Each of the four may be left out.
+ARGUMENTS are model=…,recipe=…,size=…,task=…. Each of the four may be left out.
 """
 
 import re

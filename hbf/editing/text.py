@@ -65,7 +65,8 @@ class TextEditor(Editor):
       params: its parameters.
       tokenizer: the tokenizer of the run.
       text: the tokens of the training text, int [L].
-      edits: the edits made so far. None: there are none, so the metric of the points is measured.
+      edits: the edits made so far. None: there are none. Then the metric of the points is computed from passages of
+        `text`.
       about: the attributes `step` and `average` of the edits: the step of the checkpoint, and True if the parameters
         are the moving average.
 

@@ -80,7 +80,7 @@ def _norm(ours: str, theirs: str) -> dict[str, ParameterSource]:
 
 
 def _patches(theirs: str) -> dict[str, ParameterSource]:
-  """Return the sources (`ParameterSource`) of the patch embedding, from Google's convolution `theirs`.
+  """Return how the patch embedding's kernel and bias are made from Google's convolution `theirs`.
 
   The kernel of the convolution has the shape [row, column, channel, D].
   """
@@ -91,7 +91,7 @@ def _patches(theirs: str) -> dict[str, ParameterSource]:
 
 
 def _attention(theirs: str) -> dict[str, ParameterSource]:
-  """Return the sources (`ParameterSource`) of an attention's parameters, from Google's layer `theirs`.
+  """Return how the parameters of stage 1, which is attention, are made from Google's layer `theirs`.
 
   The layer's kernels for queries, keys and values have the shape [D, H, d]. The kernel of the output has the shape
   [H, d, D].

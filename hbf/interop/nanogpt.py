@@ -30,7 +30,7 @@ def load(path: str | pathlib.Path, heads: int) -> tuple[LanguageModel, dict[str,
 
   Returns:
     module and variables: `module.apply(variables, tokens, train=False)` returns logits [B, N, vocabulary]. Tokens are
-    int32 [B, N], with N up to `block_size`.
+    int32 [B, N], with N up to nanoGPT's `block_size`.
 
   Raises:
     UserError: the file cannot be read, or holds another kind of network. The message lists the tensors that do not

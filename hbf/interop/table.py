@@ -1,7 +1,4 @@
-"""Tables that describe how parameters of this project are made from tensors of other projects' networks.
-
-The source of a parameter names the tensors from which the parameter is made, and has the function that makes it.
-"""
+"""Tables that describe how parameters of this project are made from tensors of other projects' networks."""
 
 import dataclasses
 import re
@@ -22,11 +19,11 @@ Params = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class ParameterSource:
-  """The source of one parameter.
+  """The source of one parameter: the tensors from which it is made, and the function that makes it.
 
   Attributes:
     tensors: names and shapes of the tensors.
-    make: a function that returns the parameter. Its arguments are the tensors, in the order of `tensors`.
+    make: the function, which returns the parameter. Its arguments are the tensors, in the order of `tensors`.
   """
 
   tensors: Mapping[str, Shape]
@@ -40,7 +37,7 @@ class Table:
   Attributes:
     origin: the project and kind, such as "timm's ViT".
     network: sources of the parameters outside the blocks, by path, such as 'norm/scale'.
-    block: sources of the parameters of a block, by path in the block.
+    block: sources of the parameters of each block, by path in the block, such as 'stage1/out/kernel'.
     prefix: start of the names of a block's tensors, with {} for the index of the block, such as 'blocks.{}.'.
   """
 
@@ -134,7 +131,7 @@ def misfits(found: Mapping[str, Shape], expected: Mapping[str, Shape], most: int
 
 
 def same(ours: str, theirs: str, *shape: int | str) -> dict[str, ParameterSource]:
-  """Return the source of the parameter `ours`, which equals the tensor `theirs` of shape `shape`."""
+  """Return the source of the parameter at the path `ours`: the tensor `theirs` of shape `shape`, unchanged."""
   return {ours: ParameterSource({theirs: shape})}
 
 
