@@ -100,5 +100,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-  """Return the public names."""
   return __all__

@@ -85,7 +85,7 @@ def train(
   `callback(step, metrics, state)`:
 
       step      the number of steps taken so far
-      metrics   a dict: 'epoch', and 'loss' and 'accuracy' of training since the last report (`log.every`). Task
+      metrics   a dict: 'epoch', and 'loss' and 'accuracy' of training since the last logged step (`log.every`). Task
                 multi_label has 'label_accuracy' instead of 'accuracy', and task regression has 'loss' only. If the
                 validation split was evaluated after this step (`evaluate.every`), the dict also has 'validation',
                 a dict of scores
@@ -93,13 +93,13 @@ def train(
               copy them, for example with `jax.device_get(state.params)`
 
   If a callback returns True, the run is saved and stops. If a callback raises an exception, the run is saved and this
-  function raises the exception. With callbacks, the devices wait for the host before they go on.
+  function raises the exception. The devices wait until all callbacks have returned.
 
   Args:
     config: a config of `get_config`. It is not changed.
     workdir: the run folder, or its address on a bucket (`s3://…`, `gs://…`). A missing folder is made.
     data: your own images to train and test on. None: the data set that the config names.
-    callbacks: functions as described above. They are called in this order.
+    callbacks: functions as described above. They are called in the order of this argument.
     devices: the devices to train on. None: all.
     progress: True to show progress on stderr.
 
@@ -143,7 +143,7 @@ def evaluate(
     data: the images that the run was trained on, in memory. Their fingerprint (a checksum) must be the one in the run
       folder. None: the data set that the run's config names. For other images use `Run.predict`.
     average: True to evaluate the moving average of the parameters (`train.average`).
-    edits: True to apply the edits in the run folder, or an `Edits` object of this checkpoint.
+    edits: True to apply the edits in the run folder, or an `Edits` object that was made for this checkpoint.
     devices: the devices to evaluate on. None: all.
 
   Returns:
@@ -243,7 +243,8 @@ def edit(
 
   Raises:
     ValueError: an image has a wrong shape, a class is unknown, a prompt is empty or too long, or the model already
-      gives this answer. Or an earlier edit is of the same example. Or a language model has no centers.
+      gives this answer. Or the example already has an edit. Or the run is a language model without centers in stage 2
+      of its last block.
   """
   count = len(answers)
   if run.config.task == 'next_token':
@@ -267,7 +268,6 @@ def edit(
 
 
 def _edit_texts(run: 'Run', prompts: Sequence[str], answers: Sequence[Any], reach: float, margin: float) -> 'Run':
-  """Return a run of task next_token with an edit for each prompt. See `edit`."""
   model, params = unedited(run.model, run.params)
   assert isinstance(model, LanguageModel)
   text, about = text_edits.training_text(run.workdir, run.config), (run.step, run.average)
@@ -280,8 +280,9 @@ def _edit_texts(run: 'Run', prompts: Sequence[str], answers: Sequence[Any], reac
 def learn(run: 'Run', images: Any, labels: Sequence[str], *, among: tuple[Any, Sequence[int]] | None = None) -> 'Run':
   """Add classes to a classifier from a few images each. Nothing is trained.
 
-  Each class has a center, the mean of the features of its images. An image gets a new class, instead of the trained
-  class that the classifier answers, if its features are nearer to the new class's center.
+  The features of an image are the input of the network's head. The center of a class is the mean of the features of
+  its images. An image gets a new class, instead of the trained class that the classifier answers, if its features are
+  nearer to the new class's center than to the trained class's center.
   `hbf.models.extended.ExtendedClassifier` has the equations, and docs/how-to/learn.md has examples. Nothing is
   written to disk until you call `Run.save_learned`.
 
@@ -290,9 +291,9 @@ def learn(run: 'Run', images: Any, labels: Sequence[str], *, among: tuple[Any, S
     images: images of the new classes [N, H, W, C], of the run's height, width and channels: uint8, or floats from 0
       to 1.
     labels: the name of the class of each image, [N].
-    among: images of the trained classes in the same form, and the index of each image's class, [n]. Each class needs
-      at least two images. None: up to 20,000 training images. The first call for a run then reads them, which takes a
-      minute or less on a CPU.
+    among: a pair: n images of the trained classes, in the form of `images`, and the index of each image's class, [n].
+      Each trained class needs at least two images. None: up to 20,000 training images. The first call for a run then
+      reads these images, which takes a minute or less on a CPU.
 
   Returns:
     The run with the new classes. Its `predict` returns the probabilities of trained classes and then of new classes.
@@ -322,7 +323,7 @@ class Run:
 
   Attributes:
     workdir: the run folder.
-    config: the config of the run, with all keys resolved.
+    config: the config of the run, in which every key has a value.
     model: the network, a Flax module: `run.model.apply({'params': run.params}, run.normalize(images), train=False)`.
     params: the parameters.
     step: the step of the checkpoint.
@@ -345,7 +346,6 @@ class Run:
   learned: Learned | None = None
 
   def __repr__(self) -> str:
-    """Return folder, model and step."""
     return f'Run({str(self.workdir)!r}, model={self.config.model.name!r}, step={self.step})'
 
   @property
@@ -354,9 +354,10 @@ class Run:
     return (*self._images.class_names, *(self.learned.names if self.learned else ()))
 
   def predict(self, images: Any, batch_size: int = 100) -> np.ndarray:
-    """Return the probability of each class or label for each image, or its predicted values, float32 [N, K].
+    """Return probabilities, float32 [N, K], of N images and the K `classes`.
 
-    K is the number of `classes`.
+    For task multi_label they are the probabilities of the K labels. For task regression, the result has the K
+    predicted values of each image.
 
     Args:
       images: images [N, H, W, C] of the run's height, width and channels, as uint8 or as floats from 0 to 1.
@@ -521,7 +522,7 @@ class Run:
 
 
 def _address(workdir: Any) -> str | os.PathLike[str]:
-  """Return a run's folder, or its address on a bucket, if it is one."""
+  """Return the argument. Raise UserError unless it is a path or an address."""
   if not isinstance(workdir, str | os.PathLike) or not str(workdir):
     raise UserError(f'workdir is {workdir!r}: expected a folder, such as "runs/c10"')
   return workdir
@@ -535,7 +536,6 @@ def _dataset(data: Any) -> Dataset | None:
 
 
 def _check_on_images(config: ConfigDict, what: str) -> None:
-  """Raise UserError unless the task of a config is on images. `what` names the config in the message."""
   if not on_images(config.task):
     raise UserError(f'{what} is for task {config.task}, and data holds images: expected a task on images')
 

@@ -27,7 +27,7 @@ class Notice(UserWarning):
 
 
 def warn(message: str) -> None:
-  """Warn the user, once in a process for each message."""
+  """Warn the user. A process shows each message only once."""
   warnings.warn(Notice(message), stacklevel=2)
 
 

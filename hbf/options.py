@@ -20,7 +20,6 @@ class OptionError(UserError):
   """
 
   def __init__(self, message: str, **options: Any):
-    """Store the message, and the wrong values by name of the option."""
     super().__init__(message)
     self.options = options
 
@@ -117,7 +116,7 @@ def one_of(names: Collection[str]) -> Values:
 
 
 def _length(duration: str) -> float | None:
-  """Return the number in a duration such as '5 epochs'. None if the text is not a duration, or is more than 100%."""
+  """Return the number in a duration such as '5epochs' or '20%'. None for another text, or for more than 100%."""
   match = DURATION_PATTERN.fullmatch(duration)
   return None if match is None or (match[2] == '%' and float(match[1]) > 100) else float(match[1])
 

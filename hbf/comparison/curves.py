@@ -1,4 +1,7 @@
-"""Learning curves of a comparison, drawn from the logs of its runs."""
+"""Learning curves of a comparison, drawn from the logs of its runs.
+
+An arm is a model with its options. A group is all arms on one config, such as all models on CIFAR-10.
+"""
 
 import itertools
 import math
@@ -27,7 +30,7 @@ WIDTH, HEIGHT, LABEL = 11.0, 4.2, 0.21  # in inches: width and least height of a
 
 
 class Curve(NamedTuple):
-  """The learning curve of an arm (a model with its options): a value for each of S seeds at each of n epochs.
+  """The learning curve of an arm: a value for each of S seeds at each of n epochs.
 
   Attributes:
     epochs: epochs at which the first seed was evaluated, [n].
@@ -59,12 +62,13 @@ class Panel(NamedTuple):
 
 
 def draw_curves(grid: Grid, workdir: pathlib.Path, path: pathlib.Path) -> None:
-  """Write a PNG with a row of two panels for each group. A curve shows the mean and the range over an arm's seeds.
+  """Write a PNG with a row of two panels for each group of arms. A curve is the mean over an arm's seeds.
 
-  The first panel shows the training loss, and the second panel the score on held-out examples. If a group has no
-  held-out examples, the second panel shows the task's score of training batches. Labels stand at the ends of the
-  curves. If there are more arms than colors, the best arms get a color, and the others are gray. A curve ends at the
-  last epoch that all seeds of the arm have reached. The values of a diverged run end at its divergence.
+  A band around the curve shows the range over the seeds. The first panel shows the training loss, and the second
+  panel the score on held-out examples. If a group has no held-out examples, the second panel shows the task's score
+  of training batches. Labels stand at the ends of the curves. If there are more arms than colors, the best arms get a
+  color, and the others are gray. A curve ends at the last epoch that all seeds of the arm have reached. The values of
+  a diverged run end at its divergence.
 
   Args:
     grid: the arms and seeds to draw.

@@ -62,7 +62,7 @@ class Arm:
   """An arm of a comparison: a model with its options, on one config.
 
   Attributes:
-    group: name of the config file. Arms of one group are compared with each other.
+    group: name of the config, such as 'cifar10'. Arms of one group are compared with each other.
     label: name of the arm in its group.
     arguments: arguments of `hbf train` without the seed and the workdir.
     published: published value of the task's first test score, or None.
@@ -169,7 +169,7 @@ def with_arms(preset: Comparison, arms: Sequence[str]) -> Comparison:
 
 
 def make_grid(request: Comparison, before: Grid = Grid()) -> Grid:
-  """Return the grid with every arm of a request on every config file.
+  """Return the grid with every arm of a request on every config of the request.
 
   Args:
     request: the requested comparison. If its `like` is given, parameters and operations are matched to that arm, and
@@ -275,7 +275,7 @@ def _match_arms(arms: Sequence[Arm], first: Arm, request: Comparison) -> list[Ar
 
 
 def _match_parameters(arm: Arm, plan: Plan, budget: int) -> Arm:
-  """Return the arm with the number of units that brings its number of parameters within 1% of the budget."""
+  """Return the arm with the number of units that brings its number of parameters within 1% of `budget`."""
   task = plan.task
   model = match_parameters(
     plan.config.model, budget, lambda part: count_parameters(task.make_model(part), task.shape)

@@ -116,7 +116,7 @@ def _arms(models: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _at_rates(models: Mapping[str, str], rates: Sequence[str] = RATES) -> tuple[str, ...]:
-  """Return an arm for each model and learning rate."""
+  """Return an arm for each model and learning rate. `models` has the texts 'MODEL key=value …' by label."""
   pairs = [(rate, label) for rate in rates for label in models]
   return _arms({f'{label}-{rate}': f'{models[label]} optimizer.learning_rate={rate}' for rate, label in pairs})
 

@@ -4,6 +4,9 @@ Optuna (Akiba et al. 2019) is an extra. It keeps a study for each arm in a SQLit
 study is asked for each trial only once. If the search is killed, the next call finds the trial in the study, and
 finishes it.
 
+In this module, the options of a trial are config keys with their values. `label` is the label of an arm, and `number`
+is the index of a trial of this arm.
+
 References: Bergstra et al. 2011, "Algorithms for hyper-parameter optimization" (TPE); Golovin et al. 2017, "Google
 Vizier" (the median rule for pruning).
 """
@@ -36,7 +39,7 @@ class Method(NamedTuple):
 
   @property
   def needs_optuna(self) -> bool:
-    """True unless trials are drawn at random and none is stopped."""
+    """True if Optuna proposes options or stops trials."""
     return self.sampler != RANDOM or self.prune
 
 
@@ -44,7 +47,7 @@ RANDOM_SEARCH = Method()
 
 
 class Proposals(Protocol):
-  """A source of options for trials."""
+  """An object that proposes the options of trials."""
 
   def options(self, label: str, number: int) -> dict[str, str]:
     """Return the options of a trial of an arm, by config key. A second call returns the same options."""
@@ -71,22 +74,22 @@ class Draws:
     return draw(self._space, label, self._count)[number]
 
   def report(self, label: str, number: int, values: Sequence[float]) -> None:
-    """Do nothing."""
+    """Do nothing, because the draws do not depend on scores."""
 
   def prunes(self, label: str, number: int) -> bool:
-    """Return False."""
+    """Return False, because a search without Optuna stops no trial."""
     return False
 
   def settle(self, label: str, number: int, value: float | None) -> None:
-    """Do nothing."""
+    """Do nothing, because the draws do not depend on scores."""
 
 
 class Studies:
-  """Options that Optuna proposes, by a study for each arm.
+  """Options that Optuna proposes. Each arm has a study.
 
   The first `DRAWN` trials of TPE, and all trials of a random search, have the options that `Draws` gives. So in
-  these trials, all arms have the same values of shared keys. A trial that diverged or was stopped is `PRUNED` for
-  Optuna, so it counts as worse than every finished trial.
+  these trials, all arms have the same values of keys with the same distribution. A trial that diverged or was stopped
+  is `PRUNED` for Optuna, so it counts as worse than every finished trial.
   """
 
   def __init__(
@@ -99,7 +102,7 @@ class Studies:
       method: the method.
       space: distributions of config keys.
       count: number of trials of each arm.
-      score: the score of trials.
+      score: the held-out score that Optuna makes better.
       seed: seed of Optuna's random numbers. The options of trial n are proposed with the seed `seed` + n.
     """
     import optuna
@@ -139,7 +142,7 @@ class Studies:
       study.tell(number, value if finished else None, state=states.COMPLETE if finished else states.PRUNED)
 
   def _trial(self, label: str, number: int) -> Any:
-    """Return a trial of an arm. If the study does not have it, ask the study for it."""
+    """Return Optuna's trial of an arm. If the arm's study does not have it, ask the study for it."""
     if (label, number) not in self._trials:
       study = self._study(label, number)
       if number == len(study.trials) and (number < DRAWN or self._method.sampler == RANDOM):
@@ -171,9 +174,9 @@ class Studies:
     return study
 
   def _inside(self, label: str, options: dict[str, str]) -> dict[str, Any]:
-    """Return drawn options as values for Optuna.
+    """Return drawn options in Optuna's form: choices as texts, and values from ranges as numbers.
 
-    Drawn values are rounded. If rounding moved a value out of its range, the nearest end of the range is returned.
+    Drawn values are rounded. A value that rounding moved out of its range becomes the nearest end of the range.
     """
     own = options_of(self._space, label)
     return {

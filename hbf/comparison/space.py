@@ -14,7 +14,7 @@ FORM = "expected 'KEY=LOW..HIGH', 'KEY=A|B', or 'LABEL: KEY=…' for one arm"
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-  """A config key with the distribution of its value.
+  """A config key with the distribution from which each trial gets a value.
 
   Attributes:
     label: label of the arm that has the option. '' stands for all arms.
@@ -47,20 +47,19 @@ def parse_space(lines: Sequence[str]) -> tuple[Option, ...]:
 
 
 def options_of(space: Sequence[Option], label: str) -> dict[str, Option]:
-  """Return the options of an arm by key. An option of this arm alone replaces one of all arms."""
+  """Return the options of an arm by key. For a key, an option for this arm replaces an option for all arms."""
   return {option.key: option for wanted in ('', label) for option in space if option.label == wanted}
 
 
 def draw(space: Sequence[Option], label: str, trials: int) -> list[dict[str, str]]:
-  """Draw the options of an arm for each trial.
+  """Draw values of an arm's options for each trial.
 
   A value is drawn as a quantile, which depends only on the key and on the index of the trial. So arms with the same
   distribution of a key get the same values, and a longer search begins with the values of a shorter one. Trials are
   independent of each other, as `hbf.comparison.tune.expected_best` assumes.
 
   Args:
-    space: the distributions of options, each for one arm or for all arms. If a key has both, the one for this arm is
-      used.
+    space: the options of all arms.
     label: label of the arm.
     trials: number of trials.
 

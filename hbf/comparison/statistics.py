@@ -1,4 +1,7 @@
-"""Differences between arms, with confidence intervals over test examples and seeds."""
+"""Differences between arms, with confidence intervals over test examples and seeds.
+
+An outcome is the score of a run for one test example, such as 100 for a right answer and 0 for a wrong one.
+"""
 
 import dataclasses
 import math
@@ -31,7 +34,7 @@ class Difference:
 
 
 def differences(arms: Sequence[np.ndarray], length: int = 1, draws: int = DRAWS) -> list[Difference]:
-  """Compare arms with the first arm. All intervals together contain the true differences in 95% of comparisons.
+  """Compare arms with the first arm. In 95% of comparisons, all intervals contain their true differences.
 
   The model is an analysis of variance. All arms see the same examples, but each arm has its own seeds, so seeds are
   not paired. The outcome of arm a with seed s for example i is
@@ -58,8 +61,8 @@ def differences(arms: Sequence[np.ndarray], length: int = 1, draws: int = DRAWS)
   (estimates of variances); Dunnett 1955.
 
   Args:
-    arms: outcomes of each arm, [S, n]. Each value is for a seed and an example, such as 100 for a right answer. The
-      number of seeds S may differ between arms. The first arm is the reference.
+    arms: outcomes of each arm, [S, n], for S seeds and n examples. S may differ between arms. The first arm is the
+      reference.
     length: number of consecutive examples in a block (`block_length`). 1 for independent examples.
     draws: number of draws from the model.
 
@@ -108,8 +111,8 @@ def _covariance(outcomes: np.ndarray, length: int) -> np.ndarray:
   """Return the covariance [K, K] of the means of the K rows of outcomes [K, n], by a block bootstrap.
 
   The circular block bootstrap (Politis & Romano 1992) draws blocks of consecutive examples. Its covariance has a
-  closed form, so no random numbers are needed. The covariance is multiplied by k / (k − 1) for k = n / length blocks.
-  For blocks of one example, the result is the ordinary unbiased covariance of the means.
+  closed form, so no random numbers are needed. With B = n / length blocks, it is multiplied by B / (B − 1). For
+  blocks of one example, the result is the ordinary unbiased covariance of the means.
   """
   n = outcomes.shape[1]
   centered = outcomes - outcomes.mean(axis=1, keepdims=True)
@@ -119,7 +122,7 @@ def _covariance(outcomes: np.ndarray, length: int) -> np.ndarray:
 
 
 def _between_seeds(arms: Sequence[np.ndarray], length: int) -> tuple[float, float, int]:
-  """Return how much the mean outcomes of an arm's seeds vary, pooled over the arms (symbols as in `differences`).
+  """Return how much the mean outcomes of an arm's seeds vary, pooled over the arms. Symbols are as in `differences`.
 
   Returns:
     Three numbers. The first is Var(both)/n, the variance that is due to the finite number of examples. The second is
@@ -144,7 +147,7 @@ def _quantile(drawn: np.ndarray, variances: np.ndarray) -> float:
 
   Args:
     drawn: a drawn error of each difference, [draws, K].
-    variances: the estimated variance of each difference in the same draw, [draws, K].
+    variances: the estimated variance of each difference in each draw, [draws, K].
   """
   ratios = np.divide(np.abs(drawn), np.sqrt(variances), out=np.zeros_like(drawn), where=variances > 0)
   return float(np.quantile(ratios.max(axis=1), LEVEL))

@@ -31,11 +31,11 @@ class Row:
     task: name of the group's task.
     label: label of the arm.
     results: the content of each finished run's result.json, by seed.
-    failed: the reason why a run has no result, by seed, for all other runs.
+    failed: for each run without a result, the reason why it has none, by seed.
     mean: mean of the compared score over the seeds. None without a result.
     sd: standard deviation of the compared score over the seeds. None for fewer than two results.
-    difference: difference from the first arm of the group. None for the first arm, and if the outcomes for the test
-      examples are missing or are for other examples than in the first arm.
+    difference: difference from the first arm of the group. None for the first arm itself. Also None if the runs did
+      not store the outcomes for the test examples, or if the first arm has other test examples.
     published: value of the compared score that others report, or None.
   """
 
@@ -112,10 +112,10 @@ def _results(arm: Arm, grid: Grid, runs: StoredRuns) -> Results:
 
 
 def _differences(seeds: Mapping[Arm, Sequence[int]], runs: StoredRuns) -> dict[Arm, Difference]:
-  """Compare the arms of a group with the first arm, by the outcomes for the test examples.
+  """Return the difference of each arm of a group from the first arm.
 
-  An arm is left out if it has no finished run, if a run stored no outcomes, or if its test examples differ from the
-  first arm's.
+  An arm is left out if it has no finished run, if a run stored no outcomes for the test examples, or if its test
+  examples differ from the first arm's.
 
   Args:
     seeds: the seeds of the finished runs of each arm. The first arm is the reference.
@@ -208,7 +208,8 @@ def _cells(row: Row, mixed: bool) -> tuple[str, ...]:
 def _bounds(row: Row, mixed: bool) -> str:
   """Return the interval of a row as a text.
 
-  If `mixed` is True, the table has both kinds of intervals, and those over examples alone are marked.
+  `mixed` is True if some intervals of the table are over examples and seeds, and others over examples alone. Then the
+  text says so if this interval is over examples alone.
   """
   difference = row.difference
   if difference is None or difference.low is None or difference.high is None:

@@ -39,13 +39,13 @@ LEFT = {'.lock', 'tuning.json.tmp', STUDY, f'{STUDY}-journal'}  # left by a call
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-  """A run of an arm with random options.
+  """A run of an arm with options that a search has chosen.
 
   Attributes:
     label: label of the arm.
-    number: index of the trial within its arm. In all arms, the trials with this index have the same seed, and the
-      same values of shared keys.
-    seed: seed of the run. Trials with another index have another seed.
+    number: index of the trial within its arm. Random trials of different arms that have the same index also have the
+      same values of the keys that the arms share.
+    seed: seed of the run. It follows from `number`, and is the same in all arms.
     options: values by config key.
     held_out: first score of the task on held-out examples at the end of training. None without a result.
     loss: training loss at the end of training. None without a result.
@@ -174,9 +174,9 @@ def _run_batch(
   devices: Sequence[Device],
   console: Console,
 ) -> bool:
-  """Run those of the trials that are not settled, and report the ends of all settled trials to the proposals.
+  """Run those of the trials that are not settled, and report the results of all settled trials to `proposals`.
 
-  Return False after a signal.
+  Return False if a signal ended the call.
   """
   by_run = {trial.run: trial for trial in (*_read(workdir), *trials)}
   measured = _write(sorted(by_run.values(), key=lambda trial: trial.number), workdir)
@@ -194,7 +194,7 @@ def _run_batch(
 
 
 def _watch(trials: Sequence[Trial], proposals: Proposals, workdir: pathlib.Path) -> Callable[[str], str]:
-  """Return a function from the name of a running trial to the reason to stop it, or ''."""
+  """Return a function that takes the name of a run, and returns the reason to stop its trial, or ''."""
   by_run, seen = {trial.run: trial for trial in trials}, dict.fromkeys((trial.run for trial in trials), 0)
 
   def prune(run: str) -> str:
@@ -241,7 +241,7 @@ def with_best(request: Comparison, path: pathlib.Path) -> Comparison:
     path: path of the tuning.json that the search wrote.
 
   Raises:
-    UserError: an arm was not searched, arms have different numbers of trials, or a trial used a seed.
+    UserError: an arm was not searched, arms have different numbers of trials, or a trial used a seed of the request.
   """
   if not path.is_file():
     raise UserError(f'{path} is not there: give the tuning.json that --tune wrote')
@@ -307,9 +307,10 @@ def _make_trials(
   method: Method,
   workdir: pathlib.Path,
 ) -> tuple[list[Trial], _Trials]:
-  """Return the trials of all arms with these numbers, ordered by number, and the grid of their runs.
+  """Return the trials of all arms whose indices are in `numbers`, ordered by index, and the grid of their runs.
 
-  `before` holds the trials that the folder already has. Their reference arm is kept, and their config is required.
+  `before` holds the trials that the folder already has. Their reference arm stays the reference. The request must
+  have their config.
 
   Raises:
     UserError: the request is wrong, or a folder of a run in `workdir` belongs to another run.
@@ -365,7 +366,7 @@ def _make_trials(
 
 
 def _with_options(text: str, label: str, options: Mapping[str, str]) -> str:
-  """Return the text of an arm with another label and with more options."""
+  """Return an arm's text 'LABEL: MODEL key=value …' with another label and more options."""
   head, _, rest = text.partition(':')
   return f'{label}: {(rest or head).strip()} {_joined(options)}'
 

@@ -1,4 +1,7 @@
-"""The config of each data set, by name. No config file is needed."""
+"""The config of each data set. `cifar10(arguments)` returns the config that --config=cifar10:ARGUMENTS gives.
+
+ARGUMENTS are model=…,recipe=…,size=…,task=…. Each of the four may be left out.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -111,8 +114,9 @@ DATASETS: dict[str, Callable[..., ConfigDict]] = {
 def register_dataset(name: str, open: Opener, *, text: bool = False, **defaults: Mapping[str, Any]) -> None:
   """Register a data set of your own, so that configs, commands and functions know its name.
 
-  Call this function in a file NAME.py, outside of any function. Commands, and processes that read images, import this
-  file from the folder in which they run. docs/how-to/own-formats.md has an example.
+  Call `register_dataset` at the top level of a file NAME.py, where NAME is the name of the data set. Commands, and
+  processes that read images, import this file from the folder in which they run. docs/how-to/own-formats.md has an
+  example.
 
   Args:
     name: the name, a word that may have digits and underscores. An earlier data set of yours with this name is
@@ -124,7 +128,7 @@ def register_dataset(name: str, open: Opener, *, text: bool = False, **defaults:
     **defaults: default values of config keys for this data set, by section, such as model={'patch': 8}.
 
   Raises:
-    ValueError: the name is not a word, or is that of a data set of the package. Or `open` is not a function.
+    ValueError: the name is not a word, or is the name of a data set of this package. Or `open` is not a function.
   """
   if not isinstance(name, str) or not re.fullmatch(r'[a-zA-Z]\w*', name) or name in DATASETS:
     raise UserError(f'name is {name!r}: expected a word that is no data set of the package ({", ".join(DATASETS)})')

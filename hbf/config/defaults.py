@@ -43,7 +43,8 @@ class Key:
   """A key of a config.
 
   Attributes:
-    default: the value in a fresh config. None: the key starts empty, and a recipe or `hbf.config.resolve` fills it.
+    default: the value that `defaults` sets. None: the key starts empty, and a recipe or `hbf.config.resolve` fills
+      it.
     values: the allowed values.
     meaning: a short description for users.
   """
@@ -407,12 +408,12 @@ _SECTIONS = ('mesh', 'model', 'data', 'train', 'optimizer', 'evaluate', 'checkpo
 
 
 def keys(task: str) -> dict[str, Key]:
-  """Return the config keys of a task by dotted name, such as 'train.epochs', without the options of the stages."""
+  """Return the config keys of a task by dotted name, such as 'train.epochs'. Options of the stages are left out."""
   return COMMON | (IMAGES | keys_of_task(task) if task in IMAGE_TASKS else TEXTS)
 
 
 def keys_of_task(task: str) -> dict[str, Key]:
-  """Return the config keys that this task on images has in addition to those of all tasks on images."""
+  """Return the config keys that no other task has, for a task on images. Only task regression has such keys."""
   return REGRESSION if task == 'regression' else {}
 
 
@@ -444,5 +445,5 @@ def defaults(task: str) -> ConfigDict:
 
 
 def empty(values: Values) -> Any:
-  """Return a placeholder for the value of an empty config key, of the type of its allowed values."""
+  """Return a placeholder for an empty config key: of type int if `values` are whole numbers, else of type float."""
   return config_dict.placeholder(int if values.kind is numbers.Integral else float)

@@ -54,7 +54,7 @@ _AT_HIGH_RATES = {'normalize_inputs': True, 'norm_affine': False, 'normalization
 
 
 def small() -> ConfigDict:
-  """Return a recipe for a laptop: minutes on two CPU cores."""
+  """Return a recipe for a laptop. It takes minutes on two CPU cores."""
   config = defaults()
   # Positions are fixed, because a few epochs are too short to learn them from a start near 0.
   config.model.update(width=64, depth=4, heads=4, positions='sincos2d')
@@ -96,7 +96,7 @@ def strong() -> ConfigDict:
 def finetune() -> ConfigDict:
   """Return a recipe that starts from weights of another project. The config key `init_from` names their file.
 
-  The argument `size` and the model's options must describe the same network as the file.
+  The argument size=… of --config and the options of the model must describe the network in this file.
   """
   config = defaults()
   config.model.update(width=192, depth=12, heads=3, patch=16, drop_path=0.1)
@@ -233,7 +233,8 @@ def _make_config(
 def _set_task(config: ConfigDict, task: str) -> None:
   """Change the task of a config to another task on the same kind of data.
 
-  The config gets the keys that only the new task has. Keys that it has no use for get the values that turn them off.
+  The config gets the keys that only the new task has. Keys that the new task does not use get values that turn them
+  off.
   """
   alike = next(tasks for tasks in (IMAGE_TASKS, TEXT_TASKS) if config.task in tasks)
   config.task = choose('task', task, {name: name for name in alike})

@@ -35,7 +35,7 @@ def reference() -> str:
 
 
 def field_meanings(kind: type) -> dict[str, str]:
-  """Return the meaning of each field: its entry under `Attributes:` in the docstring of the class or of a base."""
+  """Return the meaning of each field of a class, from `Attributes:` in the docstring of the class or its bases."""
   found: dict[str, str] = {}
   for base in reversed(kind.__mro__):
     _, _, entries = inspect.cleandoc(base.__dict__.get('__doc__') or '').partition('Attributes:\n')
@@ -45,7 +45,7 @@ def field_meanings(kind: type) -> dict[str, str]:
 
 
 def _stage_table(module: type | None, keys: Mapping[str, Key]) -> str:
-  """Return a table of the options `keys` of a stage. Their meanings are in the docstring of its class `module`."""
+  """Return a table of the options `keys` of a stage, with the meanings in the docstring of its class `module`."""
   if module is None or not keys:
     return 'It has no options.\n'
   meanings = field_meanings(module)

@@ -17,17 +17,17 @@ RELATIVE = ('lamb', 'adafactor')
 
 
 def resolve(config: ConfigDict) -> ConfigDict:
-  """Fill the empty keys of a config. Their values follow from other keys, so set those first.
+  """Return a config in which the empty keys are filled. Their values follow from other keys, so set those first.
 
   The stages' numbers of units follow from `model.expansion` and `model.width`. The key `model.expansion` is then
   removed. The factor `optimizer.center_rate` of the centers' learning rate follows from `model.width` and the
-  optimizer. A key that only the config's task has gets its default if the config lacks it.
+  optimizer. Keys that only one task has may be missing from a config of this task. They get their defaults.
 
   Args:
     config: the config of a run. It is not changed.
 
   Returns:
-    The resolved config, as a run folder stores it. It equals `config` if that is resolved already.
+    The resolved config, as a run folder stores it. It equals `config` if `config` is already resolved.
 
   Raises:
     UserError: `model.width` or `model.expansion` is outside its range.
@@ -85,10 +85,10 @@ def _check(values: dict[str, Any], known: dict[str, Key]) -> None:
 
 @contextlib.contextmanager
 def naming_keys(config: ConfigDict) -> Iterator[None]:
-  """Turn an OptionError in the `with` statement into a UserError that names the config keys of the options.
+  """Open a context in which an OptionError becomes a UserError that names the config keys of the options.
 
   Raises:
-    UserError: the `with` statement raised OptionError.
+    UserError: OptionError was raised in the context.
   """
   try:
     yield

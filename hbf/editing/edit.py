@@ -83,7 +83,8 @@ class ImageEditor(Editor):
 
     Raises:
       UserError: a class is unknown, or is already the classifier's answer. Or an earlier edit gives the same image
-        another class. Or no guarded image has another answer. Then no edit is made.
+        another class. Or the answer for all guarded images is already the right class of one of the images. In these
+        cases, no edit is made.
     """
     check_options(reach, margin)
     numbers = [self._number(label) for label in labels]
@@ -101,7 +102,7 @@ class ImageEditor(Editor):
     self.edits = edits
 
   def _number(self, label: str | int) -> int:
-    """Return the index of a class. `label` is its name or its index."""
+    """Return the index of the class `label`, which is the name or the index of a class."""
     if isinstance(label, str):
       choose('label', label, dict.fromkeys(self.classes))
       return self.classes.index(label)
@@ -111,17 +112,18 @@ class ImageEditor(Editor):
 
 
 def guarded_images(workdir: pathlib.Path, config: Any, **moved: str) -> np.ndarray:
-  """Return evenly spaced training images of a run, as uint8 [n, H, W, C].
+  """Return training images of a run, uint8 [n, H, W, C], as `labeled_images` selects them.
 
-  n is at most `GUARDED`. Arguments and errors are as for `hbf.editing.editor.task_with_data`.
+  Arguments and errors are as for `hbf.editing.editor.task_with_data`.
   """
   return labeled_images(workdir, config, **moved)[0]
 
 
 def labeled_images(workdir: pathlib.Path, config: Any, **moved: str) -> tuple[np.ndarray, np.ndarray]:
-  """Return evenly spaced training images of a run, as uint8 [n, H, W, C], and their classes, int32 [n].
+  """Return training images of a run, uint8 [n, H, W, C], and their classes, int32 [n].
 
-  n is at most `GUARDED`. Arguments and errors are as for `hbf.editing.editor.task_with_data`.
+  If there are more than `GUARDED` images, evenly spaced ones are taken. Arguments and errors are as for
+  `hbf.editing.editor.task_with_data`.
   """
   task = task_with_data(workdir, config, **moved)
   assert isinstance(task, Classification)
@@ -129,9 +131,9 @@ def labeled_images(workdir: pathlib.Path, config: Any, **moved: str) -> tuple[np
 
 
 def training_images(task: Classification, validation: float) -> tuple[np.ndarray, np.ndarray]:
-  """Return evenly spaced training images, as uint8 [n, H, W, C], and their classes, int32 [n].
+  """Return training images, uint8 [n, H, W, C], and their classes, int32 [n].
 
-  n is at most `GUARDED`.
+  If there are more than `GUARDED` images, evenly spaced ones are taken.
 
   Args:
     task: the task of a run.
@@ -142,14 +144,14 @@ def training_images(task: Classification, validation: float) -> tuple[np.ndarray
 
 
 def no_edits(reader: Reader, config: Any, step: int, average: bool, among: np.ndarray) -> Edits:
-  """Return an `Edits` object that has no edit yet, but the metric for the first edits of a classifier.
+  """Return an `Edits` object without edits. It has the metric W that later edits of the classifier use.
 
   Args:
     reader: the classifier.
-    config: the config of the run. Its transforms make the copies of images on which the metric is measured.
+    config: the config of the run. Its key `data.transforms` describes how the copies are transformed.
     step: the step of the checkpoint.
     average: True if the parameters are the moving average.
-    among: the guarded images, uint8 [n, H, W, C]. Their copies measure the metric.
+    among: the guarded images, uint8 [n, H, W, C]. W is computed from copies of these images.
   """
   metric = measure_metric(reader, among, read_transforms(config.data.transforms))
   return Edits(step, average, metric)
@@ -178,9 +180,9 @@ def edit_files(
     **moved: see `hbf.editing.editor.task_with_data`.
 
   Raises:
-    UserError: the run is not on images, is in use, has learned classes, or has edits of another checkpoint. Or its
-      data are missing. Or an image can't be read. Or `ImageEditor.edit` raises UserError. Nothing is written in these
-      cases.
+    UserError: the run is not of task classification, is in use, has learned classes, or has edits of another
+      checkpoint. Or its data are missing. Or an image can't be read. Or `ImageEditor.edit` raises UserError. Nothing
+      is written in these cases.
   """
   check_task(workdir, 'classification')
   dataset = stored_dataset(workdir)

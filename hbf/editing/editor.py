@@ -40,7 +40,6 @@ class Editor:
   overlap: ClassVar[str]
 
   def __init__(self, guard: Observed, edits: Edits) -> None:
-    """Keep the guarded examples and the edits made so far."""
     self.guard, self.edits = guard, edits
 
   def _with_edit(
@@ -49,8 +48,9 @@ class Editor:
     """Return edits with one more edit.
 
     Args:
-      edits: the edits made so far.
-      names: three attributes of the new edit: the source, the answer before it, and the answer after it.
+      edits: the edits to which the new one is added.
+      names: three texts about the new edit: the name of the image or the prompt, the answer before the edit, and the
+        answer after it.
       seen: the outputs of the network without edits for the m examples of the new edit.
       answers: the index of the new answer for each example, int [m].
       reach: as in the class.
@@ -66,9 +66,9 @@ class Editor:
     return edits.added(Edit(*names, seen.points, np.array(radii), leading(seen.logits, answers, margin)))
 
   def _distance(self, point: np.ndarray, answer: int, edits: Edits, names: tuple[str, str, str]) -> float:
-    """Return the distance from a point to the nearest guarded example or earlier center with another answer.
+    """Return the distance from a point to the nearest guarded example or center whose answer is not `answer`.
 
-    Errors are as for `_with_edit`. Their messages use `names`.
+    The centers are those of `edits`. Errors are as for `_with_edit`. Their messages use `names`.
     """
     source, _, label = names
     to_edits = np.inf
@@ -108,7 +108,7 @@ def edited_answers(seen: Observed, edits: Edits) -> np.ndarray:
 
 
 def leading(logits: np.ndarray, answers: Sequence[int] | np.ndarray, margin: float) -> np.ndarray:
-  """Return changes of logits [n, C] after which the logit of each answer leads by exactly `margin`.
+  """Return what to add to logits [n, C], so that the logit of each example's answer leads by exactly `margin`.
 
   Args:
     logits: the logits without edits, [n, C].
@@ -126,7 +126,7 @@ class Made(NamedTuple):
 
   Attributes:
     guarded: the number of guarded examples.
-    changed: the number of guarded examples with a changed answer after the edit, minus this number before it.
+    changed: the number of guarded examples whose answers the edits change, minus this number before the new edit.
   """
 
   guarded: int
@@ -134,7 +134,10 @@ class Made(NamedTuple):
 
 
 def record(workdir: pathlib.Path, editor: Editor, edit: Callable[[], None]) -> Made:
-  """Call `edit`, which adds edits to `editor`. Then write all edits of the editor into the run folder."""
+  """Call `edit`, which adds edits to `editor`. Write all edits of the editor into the run folder.
+
+  Return numbers about the added edits.
+  """
   before = editor.changed.sum()
   edit()
   write_edits(workdir, editor.edits)

@@ -1,4 +1,7 @@
-"""Distances for edits: from an edited image to the guarded images, whose answers should not change."""
+"""Distances and metrics for edits and learned classes.
+
+The guarded images are images whose answers edits should not change.
+"""
 
 import dataclasses
 import functools
@@ -47,7 +50,7 @@ class Reader:
     """Return the classifier of a run.
 
     Raises:
-      UserError: the run is not on images.
+      UserError: the run is not of task classification.
     """
     if not (isinstance(task, Classification) and isinstance(model, ImageClassifier)):
       raise UserError('the run is not of task classification: edits correct the answers for images')
@@ -65,8 +68,8 @@ class Reader:
 def distance_to_others(guard: Observed, point: np.ndarray, label: int, metric: np.ndarray) -> float:
   """Return the distance ‖W(x − x')‖ from a point x to the nearest guarded image whose answer is not `label`.
 
-  W is `metric`, and x' is the point of the guarded image. A guarded image at the point x itself is left out, because
-  it is the edited image. The distance is infinite if no image is left.
+  x is `point`, W is `metric`, and x' is the point of the guarded image. Guarded images with x' = x are left out,
+  because they show the edited image. The distance is infinite if no image is left.
   """
   others = guard.points[guard.logits.argmax(axis=-1) != label]
   away = np.linalg.norm((others - point) @ metric.T, axis=-1)
@@ -95,7 +98,7 @@ def metric_of(points: np.ndarray, ridge: float = RIDGE) -> np.ndarray:
 
   W is the product of two matrices. The first divides each of the D coordinates by its standard deviation over all
   copies. The second is Σ^(−1/2). To get Σ, the mean over the copies of an example is subtracted from the scaled
-  points of these copies. Σ is the covariance of the differences, plus a ridge (`RIDGE`).
+  points of these copies. Σ is the covariance of the differences, plus a ridge.
 
   Args:
     points: the points of the copies, [n, copies, D].
@@ -112,11 +115,12 @@ def metric_of(points: np.ndarray, ridge: float = RIDGE) -> np.ndarray:
 def metric_of_classes(features: np.ndarray, labels: np.ndarray, ridge: float = RIDGE) -> np.ndarray:
   """Return a metric W [F, F] in which the features of images of the same class are near to each other (`metric_of`).
 
-  From each class, as many images are used as the smallest class has.
+  From each class, equally many images are used: as many as the smallest class has. Classes without images are
+  ignored.
 
   Args:
     features: the features of the images, [n, F].
-    labels: their classes, int [n]. Classes without images have no part.
+    labels: the class of each image, int [n].
     ridge: see `metric_of`.
   """
   order, counts = np.argsort(labels, kind='stable'), np.bincount(labels)
@@ -142,13 +146,13 @@ def moves(entries: Sequence[Entry], side: int) -> tuple[Entry, ...]:
 def points_of_copies(
   reader: Reader, images: np.ndarray, entries: tuple[Entry, ...], count: int, seed: int
 ) -> np.ndarray:
-  """Return the points [n, count, D] of transformed copies of uint8 images [n, H, W, C]."""
+  """Return the points [n, count, D] of `count` copies of each uint8 image [n, H, W, C], transformed by `entries`."""
   moved = copies(images, entries, count, seed)
   return reader(moved.reshape(-1, *images.shape[1:])).points.reshape(len(images), count, -1)
 
 
 def copies(images: np.ndarray, entries: tuple[Entry, ...], count: int, seed: int) -> np.ndarray:
-  """Return transformed copies [n, count, H, W, C] of uint8 images [n, H, W, C]."""
+  """Return `count` copies [n, count, H, W, C] of each uint8 image [n, H, W, C], transformed by `entries`."""
   return np.asarray(_copies(jax.random.key(seed), jnp.asarray(images), entries, count))
 
 

@@ -27,12 +27,12 @@ from hbf.training.workdir import locked
 def nothing_learned(
   reader: Reader, images: np.ndarray, labels: np.ndarray, classes: int, step: int, average: bool
 ) -> Learned:
-  """Return a `Learned` object that has no class yet. Its metric and centers are measured on images of all classes.
+  """Return a `Learned` object without learned classes. It has the metric, and the centers of the trained classes.
 
   Args:
     reader: the classifier.
-    images: images of the trained classes, uint8 [n, H, W, C].
-    labels: their classes, int [n].
+    images: images of the trained classes, uint8 [n, H, W, C]. The metric and the centers are computed from them.
+    labels: the class of each image, int [n].
     classes: number of trained classes.
     step: the step of the checkpoint.
     average: True if the parameters are the moving average.
@@ -59,18 +59,18 @@ def learn_images(
   labels: Sequence[str],
   sources: Sequence[str],
 ) -> Learned:
-  """Return the learned classes with the classes of these images added.
+  """Return all learned classes: those of `learned`, and new classes made from `images`.
 
   Args:
     reader: the classifier.
     trained: the names of the trained classes.
-    learned: the classes that are learned already.
+    learned: the classes that were learned earlier.
     images: the images of the new classes, uint8 [n, H, W, C].
     labels: the name of the class of each image, [n].
     sources: the name of each image, [n].
 
   Raises:
-    UserError: a class exists already.
+    UserError: a name in `labels` is already the name of a class.
   """
   names = dict.fromkeys(labels)
   for name in names:
@@ -98,8 +98,9 @@ def learn_folder(
     **moved: see `hbf.editing.editor.task_with_data`.
 
   Raises:
-    UserError: the run is not on images, is in use, has edits, or has learned classes of another checkpoint. Or its
-      data are missing, an image can't be read, or `learn_images` raises UserError. Nothing is written in these cases.
+    UserError: the run is not of task classification, is in use, has edits, or has learned classes of another
+      checkpoint. Or its data are missing, an image can't be read, or `learn_images` raises UserError. Nothing is
+      written in these cases.
   """
   check_classifies(workdir, 'hbf learn')
   dataset = stored_dataset(workdir)

@@ -1,4 +1,4 @@
-"""Positions in texts at which a language model predicts the next token, and the outputs of the model there."""
+"""Places: positions in texts at which a language model predicts the next token. Outputs of the model at places."""
 
 import functools
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ FULL, SHORTEST = 64, 8  # windows of fewer tokens than FULL read earlier tokens;
 
 
 class Places(NamedTuple):
-  """The positions of m tokens in texts. At each of them, a language model predicts the next token.
+  """m places in n texts. A place is the position of a token after which the model predicts the next token.
 
   Attributes:
     windows: the texts, int32 [n, T]. Zeros fill a window after its text. The answers of a causal model do not depend
       on these zeros.
     rows: index of each place's window, int [m].
     columns: index of each place's token in its window, int [m].
-    following: the token that follows, int [m].
+    following: the token that follows each place in its text, int [m].
   """
 
   windows: np.ndarray
@@ -41,7 +41,7 @@ class Places(NamedTuple):
 
   @classmethod
   def of(cls, texts: Sequence[tuple[np.ndarray, np.ndarray]], length: int) -> 'Places':
-    """Return the places at which continuations are predicted.
+    """Return the places at which a model predicts the tokens of given continuations.
 
     Args:
       texts: pairs of a text and its continuation, int [a] and [b], with a + b ≤ `length` + 1.
@@ -66,9 +66,9 @@ class Places(NamedTuple):
 
 
 def spaced_windows(text: np.ndarray, length: int, most: int) -> np.ndarray:
-  """Return at most `most` windows of a text, evenly spaced, int32 [n, T + 1].
+  """Return n ≤ `most` windows of a text, evenly spaced, int32 [n, T + 1].
 
-  The last column is the token after the window. It is only a target.
+  A row has the T tokens of a window, and then the token after it, which a model predicts but does not read.
 
   Args:
     text: the tokens, int [L].
@@ -88,8 +88,8 @@ def spaced_windows(text: np.ndarray, length: int, most: int) -> np.ndarray:
 def read(model: LanguageModel, params: Any, places: Places) -> dict[str, Observed]:
   """Return the logits, the points and the inputs of the head at m places, by layer.
 
-  The point of a place is its token in the layer, so the points are [m, D]. The layers are those of `LAYERS` that the
-  model has.
+  The point of a place is the vector of its token in the layer, so the points are [m, D]. The keys of the result are
+  those names in `LAYERS` whose layer the model has.
   """
   logits, layers = in_batches(functools.partial(_read, unrolled(model), params), places.windows, BATCH)
   at = places.rows, places.columns
@@ -109,7 +109,7 @@ class Passages:
   """
 
   def __init__(self, text: np.ndarray, line_break: int, seed: int, longest: int = 0) -> None:
-    """Find the line breaks.
+    """Find the positions at which passages may end.
 
     Args:
       text: the tokens, int [L].
@@ -130,7 +130,7 @@ class Passages:
     return self.text[end - length : end]
 
   def beginning(self, length: int) -> np.ndarray:
-    """Return `length` tokens that follow a random position at which a passage may end, int32 [length]."""
+    """Return the `length` tokens after a random position at which a passage may end, int32 [length]."""
     start = self.rng.choice(self.ends[self.ends <= len(self.text) - length])
     return self.text[start : start + length]
 
@@ -138,8 +138,8 @@ class Passages:
 def points_of_copies(model: LanguageModel, params: Any, passages: Passages) -> dict[str, np.ndarray]:
   """Return the points of n tokens, each after `PASSAGES` different passages, float32 [n, PASSAGES, D] by layer.
 
-  The tokens come from the beginnings of `BEGINNINGS` lines. The model reads each beginning once after each of its
-  passages.
+  The tokens come from the beginnings of `BEGINNINGS` lines. For each beginning, `PASSAGES` passages are drawn, and
+  the model reads the beginning once after each of these passages.
 
   Raises:
     UserError: the windows of the model are too short to hold a passage and a beginning.

@@ -65,7 +65,8 @@ class TextEditor(Editor):
       params: its parameters.
       tokenizer: the tokenizer of the run.
       text: the tokens of the training text, int [L].
-      edits: the edits made so far. None: there are none, so the metric of the points is measured.
+      edits: the edits made so far. None: there are none. Then the metric of the points is computed from passages of
+        `text`.
       about: the attributes `step` and `average` of the edits: the step of the checkpoint, and True if the parameters
         are the moving average.
 
@@ -91,9 +92,9 @@ class TextEditor(Editor):
 
     Raises:
       UserError: prompt or answer is empty, too long, or has characters that the vocabulary lacks. Or the model
-        already writes the answer. Or an earlier edit has a center at the same point. Or all guarded examples have an
-        answer of this edit. Or the points of the answer's tokens are too much alike to tell the tokens apart. Then no
-        edit is made.
+        already writes the answer. Or an earlier edit has a center at the same point. Or the model predicts the same
+        token at all guarded places, and this token is in the answer. Or the points of the answer's tokens are too
+        much alike to tell the tokens apart. In these cases, no edit is made.
     """
     check_options(reach, margin)
     tokens, wanted = encode(self.tokenizer, prompt, answer, self.model.length)
@@ -107,7 +108,7 @@ class TextEditor(Editor):
     self.edits = edits
 
   def _continued(self, tokens: np.ndarray, count: int) -> str:
-    """Return the likeliest continuation of a prompt by `count` tokens, with the edits made so far."""
+    """Return a text of `count` tokens that continues the prompt `tokens`. Each token is the likeliest next token."""
     text = tokens
     for _ in range(count):
       end = Places.of([(text, text[:1])], self.model.length)
@@ -128,8 +129,8 @@ def encode(tokenizer: Tokenizer, prompt: str, answer: str, length: int) -> tuple
   """Return the tokens of a prompt and of its answer, int32 [a] and [b].
 
   Raises:
-    UserError: one of them is empty, or has characters that the vocabulary lacks. Or both together have more than
-      `length` tokens.
+    UserError: the prompt or the answer is empty, or has characters that the vocabulary lacks. Or both together have
+      more than `length` tokens.
   """
   found = []
   for name, text in (('prompt', prompt), ('answer', answer)):
@@ -146,7 +147,7 @@ def encode(tokenizer: Tokenizer, prompt: str, answer: str, length: int) -> tuple
 
 
 def check_centers(model: LanguageModel, params: Any) -> None:
-  """Raise UserError unless stage 2 of the last block is a HyperBF."""
+  """Raise UserError unless stage 2 of the last block has centers."""
   block = f'block{model.trunk.depth - 1}'
   if 'centers' not in params[block].get('stage2', {}):
     raise UserError(

@@ -7,16 +7,16 @@ _CLOSE = 0.03  # relative precision of the search
 
 
 def largest_batch(needs: Callable[[int], int], memory: int, unit: int, start: int, most: int) -> int | None:
-  """Return the largest batch size that fits, with an error of up to 3%. Return None if no batch fits.
+  """Return the largest batch size that fits into a device's memory, with an error of up to 3%. None: no size fits.
 
-  The needed memory grows almost linearly with the batch size. The next size to try is where a straight line through
-  two earlier tries reaches `memory`. The returned size is one that was tried.
+  The needed memory grows almost linearly with the batch size. So each next size to try is where a straight line
+  through two earlier tries reaches `memory`. The returned size was tried, and it fits.
 
   Args:
     needs: function from a batch size to the bytes that a step with this batch needs on a device. A call compiles the
       step, which takes minutes.
     memory: bytes of memory of a device.
-    unit: number that must divide the batch size.
+    unit: a number. Only multiples of it are batch sizes.
     start: first batch size to try.
     most: largest batch size to try.
   """
@@ -33,9 +33,9 @@ def largest_batch(needs: Callable[[int], int], memory: int, unit: int, start: in
 
 
 def _interpolate(known: dict[int, int], memory: int) -> int:
-  """Return the number of units where the line through the two tries nearest to `memory` reaches `memory`.
+  """Return k so that the batch size k · unit would need about `memory` bytes.
 
-  `known` has the needed bytes of each tried number of units. The batch size is the number of units times `unit`.
+  `known` maps each tried k to its needed bytes. A straight line goes through the two tries nearest to `memory`.
   """
   (a, at_a), *others = sorted(known.items(), key=lambda item: abs(item[1] - memory))
   if not others:

@@ -46,12 +46,12 @@ def bound(
   memory: float,
   network: Mapping[Collective, float] | None = None,
 ) -> Bound:
-  """Estimate the time of a program.
+  """Return an estimate of a program's time.
 
   Args:
     chip: the chip that the program runs on.
-    products: floating-point operations of the matrix products on one device, by precision. These are the counts of
-      `hbf.models.flops.count_products`, divided by the number of devices.
+    products: floating-point operations of the matrix products on one device, by type (as in `Chip.flops`). These are
+      the counts of `hbf.models.flops.count_products`, divided by the number of devices.
     memory: bytes that one device reads and writes.
     network: bytes that one device moves in each collective (`hbf.hardware.hlo.count_traffic`). None: no collectives.
   """

@@ -19,7 +19,7 @@ class Chip:
   """A kind of accelerator. All values are for one chip, which JAX shows as one device.
 
   Attributes:
-    name: prefix of the names of its topologies, such as 'v5e'.
+    name: name of the chip in names of topologies: 'v5e' in v5e-16, which is 16 chips.
     kind: name of the product, such as 'TPU v5e'.
     platform: JAX's lowering platform, 'tpu' or 'cuda'.
     flops: FLOP/s of dense matrix products, by type: 'bfloat16', 'float32' and 'highest'. 'float32' is at JAX's
@@ -27,8 +27,9 @@ class Chip:
       cores on NVIDIA, six passes on TPU).
     memory_bytes: bytes of memory.
     memory_bandwidth: bytes/s to and from the memory.
-    network: bytes/s, one way, to the other chips of its slice (ICI, all links) or host (NVLink).
-    network_between_hosts: bytes/s, one way, to other hosts. None if it equals `network`.
+    network: bytes/s that the chip can send to the other chips of a TPU slice (ICI, all links) or of a GPU's host
+      (NVLink).
+    network_between_hosts: bytes/s that the chip can send to other hosts. None if it equals `network`.
   """
 
   name: str
@@ -51,10 +52,10 @@ class TpuChip(Chip):
   """A TPU. Its chips are connected in slices.
 
   Attributes:
-    dimensions: number of axes of a slice, which is a mesh or a torus: 2 or 3.
+    dimensions: 2 or 3. The chips of a slice form a rectangle or a box.
     cores_in_names: how often a slice's name counts a chip. The name v4-8 counts 8 TensorCores, two for each of 4
       chips.
-    slices: number of chips of each slice, ascending.
+    slices: all sizes that a slice can have, in chips, ascending.
   """
 
   platform: str = 'tpu'
@@ -68,10 +69,10 @@ class GpuChip(Chip):
   """An NVIDIA GPU on an eight-way HGX or DGX board, with the values that XLA's compiler needs.
 
   Attributes:
-    compute_capability: major and minor number.
+    compute_capability: major and minor number of the compute capability.
     cores: number of streaming multiprocessors.
     fpus_per_core: number of floating-point units of a streaming multiprocessor.
-    clock_ghz: clock rate.
+    clock_ghz: clock rate in GHz.
     l2_cache_bytes: bytes of the L2 cache.
     shared_memory_per_core: bytes of shared memory of a streaming multiprocessor.
     shared_memory_per_block: most bytes of shared memory that a kernel can opt in to.
@@ -220,9 +221,9 @@ CHIPS: Mapping[str, TpuChip | GpuChip] = {chip.name: chip for chip in (*_TPUS, *
 def target_config(chip: GpuChip) -> str:
   """Return a GPU's description for XLA's compiler: a GpuTargetConfigProto as text.
 
-  The text leaves out FLOP/s by type, names and driver versions. Without autotuning, these values do not change the
-  compiled program. The limits of blocks and threads are the same for all these chips (CUDA C++ Programming Guide,
-  technical specifications per compute capability).
+  The text leaves out names, driver versions, and the FLOP/s of each type. Without autotuning, these values do not
+  change the compiled program. The limits of blocks and threads are the same for all these chips (CUDA C++ Programming
+  Guide, technical specifications per compute capability).
   """
   major, minor = chip.compute_capability
   # From 9.0 on, XLA compiles for exactly this architecture (sm_90a).

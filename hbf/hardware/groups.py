@@ -28,7 +28,7 @@ def first_group(attributes: str, devices: int) -> tuple[int, ...]:
   * Pairs of a permutation. All senders and receivers count as one group.
 
   Args:
-    attributes: attributes of the instruction, as text.
+    attributes: attributes of the collective's instruction, as text.
     devices: number of the program's devices. If the text names no group, all of them form one group.
 
   Raises:
@@ -63,9 +63,11 @@ def _mesh_group(mesh: str, order: str | None, axes: str) -> tuple[int, ...]:
 
 
 def _numbered(shape: str, order: str | None) -> np.ndarray:
-  """Return the device numbers 0, 1, … as an array of shape `shape`, transposed to the order of axes `order`.
+  """Return the device numbers 0, 1, … as an array.
 
-  Both arguments are text, such as '2,4' and '1,0'. None: the array is not transposed.
+  Args:
+    shape: the shape before the transposition, such as '2,4'.
+    order: the order of the axes after the transposition, such as '1,0'. None: the array is not transposed.
   """
   counted = np.arange(math.prod(_numbers(shape))).reshape(_numbers(shape))
   return counted.transpose(_numbers(order) if order else None)

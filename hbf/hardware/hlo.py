@@ -3,6 +3,9 @@
 XLA's own count has three faults. It counts the instructions of a loop only once, it does not know which values stay
 on the chip, and it is missing for a GPU that this machine does not have. XLA's text has the number of iterations of a
 loop. It marks values that a TPU keeps on the chip by S(1) in their layout.
+
+A computation is a list of instructions in this text. The entry computation is the program itself. Other computations
+are the bodies of loops, the branches of conditions, and fusions.
 """
 
 import collections
@@ -83,7 +86,7 @@ class Collective(NamedTuple):
   """A kind of communication between devices.
 
   Attributes:
-    kind: one of `COLLECTIVES`.
+    kind: one of `COLLECTIVES`, such as 'all-reduce'.
     devices: number of devices in a group. The devices of a group communicate with each other.
     hosts: number of hosts that the devices of a group belong to.
   """
@@ -98,7 +101,7 @@ class Traffic(NamedTuple):
 
   Attributes:
     memory: bytes that the device reads from its memory and writes to its memory.
-    network: for each collective, the bytes that the device receives or the bytes that it sends, if these are more.
+    network: for each collective, the bytes that the device receives or sends, whichever are more.
   """
 
   memory: int
@@ -106,7 +109,7 @@ class Traffic(NamedTuple):
 
 
 def count_traffic(text: str, hosts: Sequence[int] = (0,)) -> Traffic:
-  """Count the bytes that a program moves on one device in one call.
+  """Count the bytes that one device moves in one call of a program.
 
   Args:
     text: text of the compiled program. An instruction in a loop counts once for each iteration, or only once if the
@@ -126,7 +129,7 @@ def count_traffic(text: str, hosts: Sequence[int] = (0,)) -> Traffic:
 
 
 def instruction_traffic(text: str) -> dict[str, tuple[str, int]]:
-  """Return (scope, bytes) by name for each instruction that moves data.
+  """Return (scope, bytes) for each instruction that moves data, by the name of the instruction.
 
   The scope is the path that JAX gives to an operation, such as 'jit(f)/jvp(Model)/block0/stage1/dot_general'. It is
   '' if XLA made the instruction itself. The bytes are those read from memory plus those written to it, in one call of
@@ -146,9 +149,10 @@ def _collectives(
 ) -> Iterator[tuple[str, Computation, Instruction]]:
   """Yield the collectives of an instruction as (kind, computation, instruction).
 
-  An instruction is a collective itself, or a fusion that may contain collectives. A TPU's compiler overlaps some
+  The instruction may be a collective itself, or a fusion that contains collectives. A TPU's compiler overlaps some
   collectives with the matrix products of several fusions. Then it writes the collective, with its channel, into each
-  of these fusions. This function adds the channel to the set `within`, so that each collective is yielded once.
+  of these fusions. `within` has the channels that earlier calls found, and gets the new ones. So each collective is
+  yielded once.
   """
   if (kind := instruction.opcode.removesuffix('-start')) in COLLECTIVES:
     yield kind, computation, instruction
@@ -165,7 +169,7 @@ def _collectives(
 
 
 def _network_bytes(computation: Computation, instruction: Instruction) -> int:
-  """Return the bytes that a device receives in a collective, or the bytes that it sends, if these are more."""
+  """Return the bytes that a device receives or sends in a collective, whichever are more."""
   taken = sum(_value(computation, name).bytes for name in instruction.operands)
   given = sum(array.bytes for array in instruction.arrays)
   if instruction.opcode in ('all-gather-start', 'collective-permute-start'):  # its value is (operand, result, …)
@@ -201,7 +205,7 @@ def _executed(
 
 
 def _trip_count(computations: Mapping[str, Computation], loop: Instruction) -> int:
-  """Return the number of a loop's iterations, from XLA's note or the limit of the loop's counter. 1 if unknown."""
+  """Return a loop's number of iterations, from XLA's note or the limit of the loop's counter. 1 if it is unknown."""
   if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
     return int(known[1])
   condition = re.search(r'condition=%?([\w.\-]+)', loop.rest)
@@ -240,10 +244,10 @@ def _parameters(computation: Computation) -> list[str]:
 
 
 def _read_bytes(computations: Mapping[str, Computation], inner: Computation, name: str, array: Array) -> int:
-  """Return how many bytes the computation `inner` reads of the value `name`.
+  """Return how many bytes the computation `inner` reads of the value `name`, which is the array `array`.
 
-  If it uses only slices of the value, these are the bytes of the slices. If it only overwrites the value, this is 0.
-  Otherwise all bytes of the value, `array`, count.
+  If `inner` uses only slices of the value, only the bytes of the slices count. If it only overwrites the value, the
+  result is 0. Otherwise all bytes of the array count.
   """
   read = 0
   users = [line for line in inner.values() if name in line.operands]
@@ -261,31 +265,31 @@ def _read_bytes(computations: Mapping[str, Computation], inner: Computation, nam
 
 
 def _is_passthrough(computations: Mapping[str, Computation], line: Instruction) -> bool:
-  """Return True if a line in a fusion only changes the layout of its operand, and so moves no bytes."""
+  """Return True if an instruction in a fusion only changes the layout of its operand, and so moves no bytes."""
   if line.opcode == 'fusion':
     return all(part.opcode == 'parameter' or part.opcode in _PASSING for part in computations[line.called].values())
   return line.opcode in _PASSING
 
 
-def _written_bytes(computations: Mapping[str, Computation], scope: Computation, root: Instruction) -> list[int]:
-  """Return the number of bytes written for each array of the value of `root`, an instruction in `scope`.
+def _written_bytes(computations: Mapping[str, Computation], computation: Computation, root: Instruction) -> list[int]:
+  """Return the number of bytes written for each array of the value of `root`, an instruction in `computation`.
 
   If the instruction updates an array in place, only the bytes of the update count.
   """
   if root.opcode == 'tuple':
-    return [size for name in root.operands for size in _written_bytes(computations, scope, scope[name])]
+    return [size for name in root.operands for size in _written_bytes(computations, computation, computation[name])]
   source = root
-  while _is_passthrough(computations, source) and source.operands[0] in scope:
-    source = scope[source.operands[0]]
+  while _is_passthrough(computations, source) and source.operands[0] in computation:
+    source = computation[source.operands[0]]
   if source.opcode == 'dynamic-update-slice':
-    return [_value(scope, source.operands[1]).bytes]
+    return [_value(computation, source.operands[1]).bytes]
   if '__cublas' in root.rest:
     return [root.arrays[0].bytes]  # the other array is a workspace
   return [array.bytes for array in root.arrays]
 
 
 def _value(computation: Computation, name: str) -> Array:
-  """Return a value as one array. The bytes of a tuple's parts are added up."""
+  """Return the value `name` as one array. For a tuple, its arrays' bytes are added up."""
   arrays = computation[name].arrays
   return Array(sum(array.bytes for array in arrays), any(array.in_memory for array in arrays))
 
@@ -305,7 +309,7 @@ def _parse(text: str) -> tuple[dict[str, Computation], str]:
 
 
 def _parse_line(line: str) -> Instruction:
-  """Parse an instruction: `[ROOT ]%name = type opcode(operands), attributes`."""
+  """Parse a line of an instruction: `[ROOT ]%name = type opcode(operands), attributes`."""
   name, _, right = line.strip().removeprefix('ROOT ').partition(' = ')
   end = _closing_bracket(right, 0) if right.startswith('(') else right.index(' ')
   found = _OPCODE.match(right, end)

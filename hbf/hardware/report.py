@@ -97,7 +97,7 @@ def hash_program(text: str, jaxpr: Any) -> str:
 def _describe(
   program: Program, programs: Programs, topology: Topology, text: pathlib.Path | None, known: dict[str, Any]
 ) -> dict[str, Any]:
-  """Return a program's part of the report: the compiler's facts, which may be in `known`, and the estimates."""
+  """Return a program's part of the report. `known` has the parts of earlier reports, by hash of the program."""
   begin = time.perf_counter()
   with jax.set_mesh(programs.mesh):  # type: ignore[arg-type]  # a concrete mesh
     lowered = program.traced.lower()
@@ -119,7 +119,7 @@ def _describe(
 def _facts(
   program: Program, lowered: Any, mesh: Mesh, topology: Topology, text: pathlib.Path | None
 ) -> dict[str, Any]:
-  """Return the compiler's facts about a program. If the program is too large, only its size is known."""
+  """Return the compiler's facts about a program. For a program that is too large, only `needed_bytes` is known."""
   begin = time.perf_counter()
   needed, compiled = _compile(program.name, lowered, topology)
   seconds = {'compile_seconds': round(time.perf_counter() - begin, 2)}
@@ -163,7 +163,7 @@ def _compile(name: str, lowered: Any, topology: Topology) -> tuple[int, Any]:
 def _estimate(
   program: Program, unit: str, facts: dict[str, Any], products: dict[str, float], topology: Topology
 ) -> dict[str, Any]:
-  """Return entries of the report that say if a program fits into a device's memory, and how long it may take."""
+  """Return the entries of the report about a program's memory and time. `unit` is 'image' or 'token'."""
   peak = facts['needed_bytes'] + program.held_bytes
   fit = {'peak_bytes': peak, 'fits': peak <= topology.chip.usable_bytes}
   if 'traffic_bytes' not in facts:
@@ -179,7 +179,7 @@ def collectives(row: Mapping[str, Any]) -> dict[Collective, int]:
 
 
 def find_largest_batch(config: ConfigDict, topology: Topology) -> int | None:
-  """Return the largest `train.batch_size` whose train step fits, with an error of up to 3%. None: none fits."""
+  """Return the largest `train.batch_size` that fits into memory, with an error of up to 3%. None: no size fits."""
   config = config.copy_and_resolve_references().unlock()
   devices = topology.compile_devices()
 
@@ -195,7 +195,7 @@ def find_largest_batch(config: ConfigDict, topology: Topology) -> int | None:
 
 
 def check_fit(report: dict[str, Any], config: ConfigDict, topology: Topology) -> None:
-  """Raise UserError if a program of the report does not fit. The message has the largest batch that fits."""
+  """Raise UserError if a program does not fit into memory. The message has the largest batch size that fits."""
   for row in report['programs']:
     if not row['fits']:
       most = report.get('largest_batch') or find_largest_batch(config, topology)

@@ -1,4 +1,7 @@
-"""Topologies by name, such as v5e-16 or h100-8. XLA compiles programs for the virtual devices of a topology."""
+"""Topologies: connected chips of one kind, with names such as v5e-16 or h100-8.
+
+XLA compiles programs for the virtual devices of a topology, which this machine need not have.
+"""
 
 import bisect
 import contextlib
@@ -37,7 +40,7 @@ _ENVIRONMENT = {
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-  """A number of connected devices, which are all the same kind of chip."""
+  """Connected devices, which are all the same kind of chip."""
 
   name: str  # name as given, such as 'v5e-16'
   chip: TpuChip | GpuChip
@@ -48,7 +51,7 @@ class Topology:
   def shape(self) -> tuple[int, ...]:
     """The sides of a TPU slice in chips. For GPUs, the number of hosts and the number of GPUs on each host."""
     if isinstance(self.chip, TpuChip):
-      return _mesh(self.devices, self.chip.dimensions)
+      return _sides(self.devices, self.chip.dimensions)
     return self.hosts, self.devices // self.hosts
 
   def compiler_versions(self) -> dict[str, str]:
@@ -85,10 +88,10 @@ class Topology:
 
   @contextlib.contextmanager
   def tracing(self) -> Iterator[None]:
-    """Make JAX trace as if this machine had the chip.
+    """Open a context in which JAX traces programs as if this machine had the topology's chip.
 
-    cuDNN's attention depends on the compute capability of the GPU. Without this context manager, JAX would ask the
-    process's own GPU.
+    cuDNN's attention depends on the compute capability of the GPU. Outside this context, JAX asks the process's own
+    GPU.
     """
     if not isinstance(self.chip, GpuChip):
       yield
@@ -126,8 +129,8 @@ def parse_topology(name: str) -> Topology:
   return Topology(name, chip, count, hosts)
 
 
-def _mesh(chips: int, dimensions: int) -> tuple[int, ...]:
-  """Return the sides of a slice of 2^n chips: powers of two, as equal as possible, ascending."""
+def _sides(chips: int, dimensions: int) -> tuple[int, ...]:
+  """Return the sides of a TPU slice of 2^n chips: powers of two, as equal as possible."""
   if dimensions == 3 and chips == 4:
     return 2, 2, 1  # one host, flat
   exponent = chips.bit_length() - 1
@@ -135,10 +138,10 @@ def _mesh(chips: int, dimensions: int) -> tuple[int, ...]:
 
 
 def _require_count(name: str, chip: Chip, count: int, known: list[int]) -> None:
-  """Check that a number of chips is one of the known numbers. `known` is in ascending order.
+  """Check that the number in a topology's name, `count`, is one of the possible numbers `known`, ascending.
 
   Raises:
-    UserError: the number is unknown. The message names the nearest known numbers.
+    UserError: there is no such topology. The message names the nearest ones.
   """
   if count in known:
     return

@@ -1,6 +1,6 @@
 """Weights of github.com/google-research/vision_transformer: ViT and MLP-Mixer, as published in .npz files.
 
-The sources are vit_jax/models_vit.py, models_mixer.py and checkpoint.py at the commit c6de1e5 of 2024-05-21. In
+The source files are vit_jax/models_vit.py, models_mixer.py and checkpoint.py at the commit c6de1e5 of 2024-05-21. In
 published files, all layers of a ViT's block are numbered together (LayerNorm_0, MultiHeadDotProductAttention_1,
 LayerNorm_2, MlpBlock_3). The code at that commit numbers each kind of layer from 0. Both can be read. The published
 networks take images with values from −1 to 1, so set data.mean and data.std to 0.5.
@@ -80,9 +80,9 @@ def _norm(ours: str, theirs: str) -> dict[str, ParameterSource]:
 
 
 def _patches(theirs: str) -> dict[str, ParameterSource]:
-  """Return the sources of the patch embedding, from the convolution `theirs`.
+  """Return how the patch embedding's kernel and bias are made from Google's convolution `theirs`.
 
-  Its kernel has the shape [row, column, channel, D].
+  The kernel of the convolution has the shape [row, column, channel, D].
   """
   kernel = ParameterSource(
     {f'{theirs}/kernel': ('patch', 'patch', 'channels', 'D')}, lambda z: z.reshape(-1, z.shape[-1])
@@ -91,9 +91,10 @@ def _patches(theirs: str) -> dict[str, ParameterSource]:
 
 
 def _attention(theirs: str) -> dict[str, ParameterSource]:
-  """Return the sources of an attention's parameters, from the layer `theirs`.
+  """Return how the parameters of stage 1, which is attention, are made from Google's layer `theirs`.
 
-  Its kernels for queries, keys and values have the shape [D, H, d]. The kernel of the output has the shape [H, d, D].
+  The layer's kernels for queries, keys and values have the shape [D, H, d]. The kernel of the output has the shape
+  [H, d, D].
   """
   projections = [f'{theirs}/{name}' for name in ('query', 'key', 'value')]
   return {
@@ -117,7 +118,7 @@ def _concatenate_biases(*biases: np.ndarray) -> np.ndarray:
 
 
 def _vit(has_class_token: bool, attention: int, norm: int, mlp: int) -> Table:
-  """Return the table of a ViT.
+  """Return the table of a ViT whose layers have the given numbers in their names.
 
   Args:
     has_class_token: True if the head reads a class token. Otherwise it reads the mean of the patches.

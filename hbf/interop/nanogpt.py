@@ -30,7 +30,7 @@ def load(path: str | pathlib.Path, heads: int) -> tuple[LanguageModel, dict[str,
 
   Returns:
     module and variables: `module.apply(variables, tokens, train=False)` returns logits [B, N, vocabulary]. Tokens are
-    int32 [B, N], with N up to `block_size`.
+    int32 [B, N], with N up to nanoGPT's `block_size`.
 
   Raises:
     UserError: the file cannot be read, or holds another kind of network. The message lists the tensors that do not
@@ -54,7 +54,7 @@ def _read(tensors: Tensors, heads: int) -> tuple[LanguageModel, Params]:
 
 
 def _without_copies(tensors: Tensors) -> Tensors:
-  """Drop the head, which equals the token embedding, and the causal masks.
+  """Return the tensors without the head, which equals the token embedding, and without causal masks.
 
   nanoGPT stores causal masks only with older versions of PyTorch.
 
@@ -68,7 +68,7 @@ def _without_copies(tensors: Tensors) -> Tensors:
 
 
 def _with_biases(tensors: Tensors) -> Tensors:
-  """Add biases of 0 if the network was trained with bias=False."""
+  """Return the tensors. If the network was trained with bias=False, biases of 0 are added."""
   if any(name.endswith('.bias') for name in tensors):
     return tensors
   layers = [name for name in tensors if name.endswith('.weight') and '.wte.' not in name and '.wpe.' not in name]

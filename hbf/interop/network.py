@@ -105,7 +105,7 @@ def model_config(
 
   Args:
     name: name of the model, such as 'vit'.
-    sizes: width D, depth and patch.
+    sizes: the sizes 'D' (width), 'depth' (number of blocks) and 'patch'.
     stage1: options of stage 1 that differ from the defaults.
     stage2: options of stage 2 that differ from the defaults.
     heads: number of heads of stage 1, if stage 1 has heads.
@@ -139,7 +139,7 @@ def model_config(
 
 
 def vit_config(sizes: Mapping[str, int], heads: int, activation: str, pool: str = 'cls') -> dict[str, Any]:
-  """Return the config of a ViT (Dosovitskiy et al. 2021). `sizes` has D, depth, patch and hidden."""
+  """Return the config of a ViT (Dosovitskiy et al. 2021). `sizes` has 'D', 'depth', 'patch' and 'hidden'."""
   mlp = {'hidden': sizes['hidden'], 'activation': activation}
   return model_config('vit', sizes, {'qkv_bias': True}, mlp, heads=heads, pool=pool, positions='learned')
 
@@ -148,7 +148,8 @@ def mixer_config(sizes: Mapping[str, int], activation: str) -> dict[str, Any]:
   """Return the config of a Mixer (Tolstikhin et al. 2021).
 
   Args:
-    sizes: D, depth, patch, and the numbers of hidden units `tokens` (stage 1) and `hidden` (stage 2).
+    sizes: the sizes 'D', 'depth' and 'patch', and the numbers of hidden units 'tokens' (stage 1) and 'hidden' (stage
+      2).
     activation: activation of both stages.
   """
   stages = ({'hidden': sizes[units], 'activation': activation} for units in ('tokens', 'hidden'))

@@ -28,7 +28,7 @@ class AnySizeEmbedding(PatchEmbedding):
   resize: Resize | None = None
 
   def _positions(self, coordinates: np.ndarray) -> jax.Array:
-    """Return the position vectors [N, D] of patches at coordinates [N, 2]. They are added to the tokens."""
+    """Return the position vectors [N, D] of N patches. `coordinates` [N, 2] has the row and column of each patch."""
     assert self.resize is not None
     rows, columns = (int(last) + 1 for last in coordinates[-1])
     learned = self.param('positions', nn.initializers.normal(0.02), (self.grid**2, self.width))
@@ -40,7 +40,7 @@ def resize(positions: jax.Array, rows: int, columns: int) -> jax.Array:
 
   The interpolation is cubic convolution (Keys 1981) with a = −1/2. If the new grid is smaller, it also smooths, like
   PyTorch's interpolate(mode='bicubic', antialias=True). Google's own code interpolates linearly instead, with the
-  corners of both grids aligned (scipy's zoom of order 1). If the new grid is smaller, that way skips positions.
+  corners of both grids aligned (scipy's zoom of order 1). If the new grid is smaller, Google's code skips positions.
   """
   grid = square_side(len(positions))
   if rows == columns == grid:

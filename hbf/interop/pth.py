@@ -77,15 +77,15 @@ class _Unpickler(pickle.Unpickler):
     return _GLOBALS[module, name]
 
   def persistent_load(self, pid: Any) -> Any:
-    """Return the description of a storage in the file: ('storage', type, key, device, size)."""
+    """Return the description `pid` of a storage in the file: ('storage', type, key, device, size)."""
     return pid
 
 
 def read(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """Return the tensors in a file that torch.save wrote: a state_dict, or a checkpoint with a state_dict as `model`.
+  """Return the tensors in a file that torch.save wrote: a state_dict, or a dictionary with a state_dict as 'model'.
 
   Raises:
-    UserError: the file is damaged, was written by PyTorch before 1.6, or holds anything but tensors by name.
+    UserError: the file is damaged, was written by PyTorch before 1.6, or holds other things than tensors by name.
   """
   if not zipfile.is_zipfile(path):
     raise UserError(

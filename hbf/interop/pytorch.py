@@ -1,4 +1,7 @@
-"""Sources of layers in PyTorch's layout: linear layers [out, in], convolutions [out, in, row, column]."""
+"""Entries of tables (`hbf.interop.table`): parameters that are made from the tensors of PyTorch's layers.
+
+A linear layer has a weight [out, in], and a convolution has a weight [out, in, row, column].
+"""
 
 import numpy as np
 
@@ -6,21 +9,24 @@ from hbf.interop.table import ParameterSource, class_token, patch_positions, sam
 
 
 def linear(ours: str, theirs: str, inputs: str, outputs: str) -> dict[str, ParameterSource]:
-  """Return the sources of the kernel and bias of a linear layer, which is named `ours` here and `theirs` in PyTorch.
+  """Return how the kernel and bias of the linear layer `ours` are made from PyTorch's layer `theirs`.
 
-  `inputs` and `outputs` are the names of the layer's sizes, such as 'D'.
+  `inputs` and `outputs` are the names of the layer's two sizes, such as 'D'.
   """
   kernel = ParameterSource({f'{theirs}.weight': (outputs, inputs)}, np.transpose)
   return {f'{ours}/kernel': kernel, **same(f'{ours}/bias', f'{theirs}.bias', outputs)}
 
 
 def norm(ours: str, theirs: str, size: str = 'D') -> dict[str, ParameterSource]:
-  """Return the sources of the scale and bias of a LayerNorm, which is named `ours` here and `theirs` in PyTorch."""
+  """Return how the scale and bias of the LayerNorm `ours` are made from PyTorch's layer `theirs`.
+
+  `size` is the name of the layer's size.
+  """
   return {**same(f'{ours}/scale', f'{theirs}.weight', size), **same(f'{ours}/bias', f'{theirs}.bias', size)}
 
 
 def patches(theirs: str) -> dict[str, ParameterSource]:
-  """Return the sources of the patch embedding. In PyTorch, it is a convolution with the name `theirs`."""
+  """Return how the patch embedding's kernel and bias are made from PyTorch's convolution `theirs`."""
   kernel = ParameterSource({f'{theirs}.weight': ('D', 'channels', 'patch', 'patch')}, _flatten_patches)
   return {'embedding/kernel': kernel, **same('embedding/bias', f'{theirs}.bias', 'D')}
 

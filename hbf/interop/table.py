@@ -19,11 +19,11 @@ Params = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class ParameterSource:
-  """The tensors from which one parameter is made.
+  """The source of one parameter: the tensors from which it is made, and the function that makes it.
 
   Attributes:
     tensors: names and shapes of the tensors.
-    make: a function that returns the parameter. Its arguments are the tensors, in the order of `tensors`.
+    make: the function, which returns the parameter. Its arguments are the tensors, in the order of `tensors`.
   """
 
   tensors: Mapping[str, Shape]
@@ -37,7 +37,7 @@ class Table:
   Attributes:
     origin: the project and kind, such as "timm's ViT".
     network: sources of the parameters outside the blocks, by path, such as 'norm/scale'.
-    block: sources of the parameters of a block, by path in the block.
+    block: sources of the parameters of each block, by path in the block, such as 'stage1/out/kernel'.
     prefix: start of the names of a block's tensors, with {} for the index of the block, such as 'blocks.{}.'.
   """
 
@@ -53,8 +53,8 @@ class Table:
       tensors: the weights by name.
 
     Returns:
-      The sizes by name, and the parameters. The names of sizes are the words in the shapes of this table, such as
-      'D', and 'depth' for the number of blocks.
+      The sizes by name, and the parameters. The names of the sizes are the words in the shapes of this table, such as
+      'D'. In addition, the size 'depth' is the number of blocks.
 
     Raises:
       UserError: the tensors do not belong to such a network. The message lists the tensors that do not fit.
@@ -75,7 +75,7 @@ class Table:
 
 
 def count_blocks(tensors: Tensors, prefix: str) -> int:
-  """Return the number of blocks, from the names of their tensors. `prefix` is as in `Table`."""
+  """Return the number of blocks, counted in the names of the tensors. `prefix` is as in `Table`."""
   start = re.escape(prefix).replace(r'\{\}', r'(\d+)')
   return len({match[1] for name in tensors if (match := re.match(start, name))})
 
@@ -86,7 +86,7 @@ def check(tensors: Tensors, expected: Mapping[str, Shape], depth: int, origin: s
   Args:
     tensors: arrays by name.
     expected: shapes of all tensors that the network needs, by name.
-    depth: number of blocks.
+    depth: number of blocks that the tensors have.
     origin: the project and kind of the network, for messages.
 
   Raises:
@@ -116,7 +116,7 @@ def misfits(found: Mapping[str, Shape], expected: Mapping[str, Shape], most: int
   Args:
     found: shapes of the tensors by name.
     expected: shapes of all tensors that the network needs, by name.
-    most: largest number of names of each kind.
+    most: largest number of names that are listed as missing, as unknown, and as of a wrong shape.
   """
   faults = {
     'missing': [name for name in expected if name not in found],
@@ -131,12 +131,12 @@ def misfits(found: Mapping[str, Shape], expected: Mapping[str, Shape], most: int
 
 
 def same(ours: str, theirs: str, *shape: int | str) -> dict[str, ParameterSource]:
-  """Return the source of the parameter `ours`, which equals the tensor `theirs` of shape `shape`."""
+  """Return the source of the parameter at the path `ours`: the tensor `theirs` of shape `shape`, unchanged."""
   return {ours: ParameterSource({theirs: shape})}
 
 
 def class_token(token: np.ndarray, positions: np.ndarray) -> np.ndarray:
-  """Add the first of the positions [1, N, D] to a class token [1, 1, D].
+  """Return the sum of a class token [1, 1, D] and the first of the positions [1, N, D].
 
   In this project, the learned class token includes its position.
   """
@@ -144,7 +144,7 @@ def class_token(token: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 def patch_positions(positions: np.ndarray) -> np.ndarray:
-  """Drop the class token's position: return [N − 1, D] from positions [1, N, D]."""
+  """Return the positions [1, N, D] without the first one, which is the class token's: [N − 1, D]."""
   return positions[0, 1:]
 
 

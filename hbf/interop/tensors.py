@@ -12,10 +12,12 @@ from hbf.interop import pth
 
 
 def read(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """Return the tensors of a file by name, without prefixes that PyTorch adds for several devices or compilation.
+  """Return the tensors of a file by name.
+
+  PyTorch adds prefixes to the names if a network runs on several devices or is compiled. They are removed.
 
   Raises:
-    UserError: the file does not exist, its ending is unknown, or it holds anything but tensors by name.
+    UserError: the file does not exist, its ending is unknown, or it holds other things than tensors by name.
   """
   reader = choose('ending of a file of tensors', path.suffix, READERS)
   if not path.is_file():

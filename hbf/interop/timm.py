@@ -1,9 +1,8 @@
 """Weights of timm (github.com/huggingface/pytorch-image-models): state_dicts of its ViT, gMLP and MLP-Mixer.
 
-The sources are timm/models/vision_transformer.py, mlp_mixer.py and layers/mlp.py of version 1.0.31. A ViT must have
-the form of Dosovitskiy et al., as DeiT has: a class token, learned positions, a bias of queries, keys and values, and
-one norm before the head. timm's pretrained_cfg of a network has the mean and std of the network's
-images.
+The source files are timm/models/vision_transformer.py, mlp_mixer.py and layers/mlp.py of version 1.0.31. A ViT must
+have the form of Dosovitskiy et al., as DeiT has: a class token, learned positions, a bias of queries, keys and
+values, and one norm before the head. timm's pretrained_cfg of a network has the mean and std of the network's images.
 """
 
 import functools
@@ -43,7 +42,7 @@ def load(path: str | pathlib.Path, heads: int | None = None) -> tuple[ImageClass
 
 
 def read(tensors: Tensors, heads: int | None = None) -> Network:
-  """Return the ViT, gMLP or Mixer that has these tensors. Arguments and errors are as in `load`."""
+  """Return the ViT, gMLP or Mixer that has these tensors. `heads` and the errors are as in `load`."""
   if any('.mlp_tokens.' in name for name in tensors):
     return read_fixed(_MIXER, tensors, functools.partial(mixer_config, activation='gelu_erf'))
   if any('.mlp_channels.' in name for name in tensors):

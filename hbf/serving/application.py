@@ -66,16 +66,16 @@ class Refused(Exception):
 class Refusal(JSONResponse):
   """An answer {"error": reason}. It closes the connection, unless the whole request has been read.
 
-  It is sent at once. What the client still sends is then read and dropped for a while. If a connection is closed
-  while data are unread, it is reset, and then many clients lose the answer.
+  The answer is sent at once. Before the connection is closed, the rest of the request is read and dropped. A
+  connection that is closed with unread data is reset, and then many clients lose the answer.
   """
 
   def __init__(self, refused: Refused, linger: float):
-    """Make the answer.
+    """Make the answer, which is sent later.
 
     Args:
       refused: the status and the reason.
-      linger: the longest time to read on, in seconds. 0 if the whole request has been read.
+      linger: the longest time to read the rest of the request, in seconds. 0 if the whole request has been read.
     """
     more = {'retry-after': '1'} if refused.status == 503 else {}
     more |= {'connection': 'close'} if linger else {}
@@ -95,7 +95,7 @@ class Refusal(JSONResponse):
 
 
 class Service:
-  """A classifier behind HTTP."""
+  """A classifier that answers requests over HTTP."""
 
   def __init__(
     self, classifier: Classifier, about: dict[str, Any], batcher: Batcher, limits: Limits, explain: Explain | None
@@ -103,11 +103,11 @@ class Service:
     """Make the service.
 
     Args:
-      classifier: the classifier.
+      classifier: the image shape and the classes of the classifier, and the form of its answers.
       about: facts about the model, for the page and the address /health.
       batcher: the object that computes the classifier's logits in batches.
       limits: the limits of requests.
-      explain: a function that finds the training patches like those of an image, or None.
+      explain: a function that `hbf.serving.patches.nearest_patches` returns. None: /patches gives an error.
     """
     self._classifier, self._about, self._batcher, self._limits = classifier, about, batcher, limits
     self._explain = explain
@@ -170,7 +170,7 @@ class Service:
 
     Raises:
       Refused: the server holds as many images as it may, the request breaks a limit, or it has no image that can be
-        read. Inside the context, every error becomes a `Refused`.
+        read. Any other error inside the context becomes a `Refused` too.
     """
     seconds = self._limits.seconds
     try:
@@ -225,7 +225,7 @@ class Service:
 
 
 def _top(request: Request, most: int) -> int:
-  """Return the number of classes that a request asks for, but at most `most`.
+  """Return the number of classes that a request asks for (`?top=`), but at most `most`.
 
   Raises:
     Refused: the request asks for something else than a positive number.

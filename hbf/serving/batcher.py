@@ -33,7 +33,7 @@ class _Waiting:
 
 
 class Batcher:
-  """A queue of waiting images, and a task that computes the logits of batches in one thread.
+  """A queue of waiting images, and an asyncio task that computes the logits of batches in one thread.
 
   A batch is computed as soon as it is full, or when its first image has waited for `deadline` seconds. While a batch
   is computed, the next images wait, so batches grow with the load. A batch is padded to one of a few fixed sizes.
@@ -66,13 +66,13 @@ class Batcher:
     self.batches = 0  # batches computed
 
   def compile(self) -> None:
-    """Compile the program of every size of a batch."""
+    """Compile a program for every fixed size of a batch."""
     for size in self._sizes:
       self._logits([np.zeros(self._shape, np.uint8)] * size)
 
   @contextlib.asynccontextmanager
   async def open(self) -> AsyncIterator[None]:
-    """Open a context in which the images of the queue are computed."""
+    """Open a context in which the logits of the images in the queue are computed."""
     task = asyncio.create_task(self._run())
     try:
       yield
@@ -104,7 +104,7 @@ class Batcher:
     return await waiting.logits
 
   async def in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function in the thread that computes the batches, so that it does not compete with them for cores."""
+    """Call a function in the thread that computes the batches, so that no batch is computed at the same time."""
     return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
   async def _run(self) -> None:
@@ -120,7 +120,7 @@ class Batcher:
           if not one.logits.done():
             one.logits.set_exception(error)
         continue
-      for one, logits in zip(batch, found, strict=False):
+      for one, logits in zip(batch, found, strict=True):
         if not one.logits.done():
           one.logits.set_result(logits)
 
@@ -135,8 +135,8 @@ class Batcher:
     return batch
 
   def _logits(self, images: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the logits of some images in a batch that is padded to a fixed size, float64 [size, classes]."""
+    """Return the logits of n images, float64 [n, classes]. They are computed in a padded batch."""
     size = next(size for size in self._sizes if size >= len(images))
     padded = np.zeros((size, *self._shape), np.uint8)
     padded[: len(images)] = images
-    return np.asarray(self._compute(padded), np.float64)
+    return np.asarray(self._compute(padded), np.float64)[: len(images)]

@@ -42,7 +42,7 @@ class GuardedProtocol(H11Protocol):
     super().connection_lost(exc)
 
   def data_received(self, data: bytes) -> None:
-    """Take data of the client. Close the connection if they belong to a request that is already answered."""
+    """Take data from the client. If they belong to a request that is already answered, close the connection."""
     super().data_received(data)
     if self.conn.their_state is not h11.IDLE:
       self._stop_timer()
@@ -64,7 +64,7 @@ class GuardedProtocol(H11Protocol):
       self._refuse(408, f'no request came within {self.timeout_keep_alive:g} s')
 
   def _refuse(self, status: int, reason: str) -> None:
-    """Write an error as the answer, and close the connection. The application does not take part in this."""
+    """Write an error as the answer, and close the connection."""
     log.warning('refused %d %s: %s', status, self.client[0] if self.client else 'unknown', reason)
     body = json.dumps({'error': reason}).encode()
     again = [('retry-after', '1')] if status == 503 else []
@@ -89,10 +89,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-  """A server that says when it is ready."""
+  """A server that prints its address when it is ready."""
 
   async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-    """Start, and print the address."""
+    """Start, and print the address of each of the sockets."""
     await super().startup(sockets)
     for bound in sockets or []:
       host, port, *_ = bound.getsockname()
@@ -105,7 +105,7 @@ def run(application: Starlette, bound: socket.socket, seconds: float) -> None:
   Args:
     application: the application.
     bound: the socket, as returned by `listen`.
-    seconds: the longest time for a client to send the headers of a request, and for an answer.
+    seconds: the longest time for a client to send the headers of a request, and for the application to answer.
   """
   handler = logging.StreamHandler(sys.stderr)
   handler.setFormatter(logging.Formatter('%(asctime)s %(message)s', '%Y-%m-%d %H:%M:%S'))

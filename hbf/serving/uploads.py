@@ -50,7 +50,7 @@ def check_only_image(content: bytes) -> None:
 
 
 def _is_zip(content: bytes) -> bool:
-  """Return True if the content has the end record of a ZIP archive, behind its directory of files."""
+  """Return True if the content has the end record of a ZIP archive, with the archive's directory before it."""
   end = content.rfind(_ZIP_END, max(0, len(content) - _ZIP_RECORD - _ZIP_COMMENT))
   if end < 0 or len(content) - end < _ZIP_RECORD:
     return False

@@ -4,9 +4,9 @@ All versions with a HyperBF as second stage can be read. Three tensors are not i
 and a learned scale. The version of 2023-10-16 has an MLP as second stage and cannot be read.
 
 A state_dict does not show its version, so all versions are read alike. Two early forms of the code computed something
-else. From 2023-09-26 to 2023-10-08 the code did not use M_RBF. The logits are right all the same, because M_RBF then
-stayed the identity. Before 2023-09-20 the code used the normalized class token itself as logits, and did not train
-the head. For such a file, the logits here are those of the untrained head.
+else. From 2023-09-26 to 2023-10-08 the code did not use M_RBF. The logits are still right, because M_RBF stayed the
+identity then. Before 2023-09-20 the code used the normalized class token itself as logits, and did not train the
+head. For such a file, the logits here are those of the untrained head.
 """
 
 import functools
@@ -44,7 +44,8 @@ def load(path: str | pathlib.Path, heads: int | None = None) -> tuple[ImageClass
 
   Returns:
     module and variables: `module.apply(variables, images, train=False)` returns logits [batch, classes]. Images are
-    float32 [batch, height, width, 3], normalized like the training images of the network (`STATISTICS` for CIFAR).
+    float32 [batch, height, width, 3], normalized like the training images of the network. `STATISTICS` has the means
+    and the standard deviations for CIFAR.
 
   Raises:
     UserError: the file cannot be read, or is not a state_dict of that code. The message lists the tensors that do not
@@ -57,7 +58,7 @@ def load(path: str | pathlib.Path, heads: int | None = None) -> tuple[ImageClass
 
 
 def read(tensors: Tensors, heads: int | None = None) -> Network:
-  """Return the network that has these tensors. Arguments and errors are as in `load`."""
+  """Return the network that has these tensors. `heads` and the errors are as in `load`."""
   table = table_of(tensors, heads)
   sizes, params = table.read(tensors)
   model = next(model for model, origin in ORIGINS.items() if origin == table.origin)

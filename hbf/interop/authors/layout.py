@@ -1,6 +1,6 @@
 """Tensors in the state_dicts of the authors' code, in all its versions, and the parameters that are made from them.
 
-The source is main.py of github.com/sunrainyg/Unified_architecture, at its commits of 2023-09-08 to 2023-10-31.
+The source file is main.py of github.com/sunrainyg/Unified_architecture, at its commits of 2023-09-08 to 2023-10-31.
 
 The authors' code                                 This project
 attn: softmax(−scale · (q − k)ᵀM(q − k)), one M   HyperBFAttention, metric bilinear, sigma_per layer: σ² = 1/(2 scale)
@@ -33,7 +33,7 @@ _BLOCK = {
 
 
 def table_of(tensors: Tensors, heads: int | None) -> Table:
-  """Return the table for these tensors (`hbf.interop.table`). `heads` is as in `heads_of`."""
+  """Return the table for these tensors (`hbf.interop.table`). `heads` is the argument `given` of `heads_of`."""
   if any(name.endswith('.mlp.fc1.weight') for name in tensors):
     return _vit(heads)
   return _hyper_vit([name for name in _OPTIONAL if any(t.endswith(f'.{name}') for t in tensors)])
@@ -81,7 +81,7 @@ def _vit(heads: int | None) -> Table:
 
 
 def _hyper_vit(optional: Collection[str]) -> Table:
-  """Return the table of Hyper_ViT with these optional tensors. Other optional tensors get their initial values."""
+  """Return the table of a Hyper_ViT that has the optional tensors `optional`. Others get their initial values."""
   scale: dict[str, Shape] = {'attn.scale': ()} if 'attn.scale' in optional else {}
   metric = ParameterSource({'mlp.M_RBF': ('D', 'D')}, lambda m: m[None])
   bias = ParameterSource({'mlp.fc.bias': ('D',)})
@@ -103,9 +103,9 @@ def _hyper_vit(optional: Collection[str]) -> Table:
 
 
 def _attention_metric(m: np.ndarray, qkv: np.ndarray, scale: float = 1.0) -> np.ndarray:
-  """Return the authors' matrix M times the sign of the scale, for every head: [H, d, d].
+  """Return our M for each head, [H, d, d]: the authors' matrix `m` [d, d] times the sign of their scale.
 
-  The sign is part of the metric, because the authors' scale may be negative, and our M may be indefinite. The kernel
+  The authors' scale may be negative, and our σ² may not. So the sign goes into M, which may be indefinite. The kernel
   `qkv` [3D, D] shows the number of heads, H = D/d.
   """
   return np.tile(np.sign(scale) * m, (heads_of('hyperbf', qkv.shape[1], len(m), None), 1, 1))

@@ -12,7 +12,7 @@ def interpolate(positions: jax.Array, rows: int, columns: int) -> jax.Array:
 
   The authors' published networks have positions for images of 224×224, which are 56×56 patches, but were trained on
   images of 32×32. Like DINO's vision transformer, the authors' code adds a tenth of a patch to the new size before it
-  computes the scale of the interpolation. If the grid has the right size already, it is returned unchanged.
+  computes the scale of the interpolation. If the grid already has the right size, it is returned unchanged.
   """
   grid = square_side(len(positions))
   if rows == columns == grid:
@@ -24,7 +24,7 @@ def interpolate(positions: jax.Array, rows: int, columns: int) -> jax.Array:
 
 
 def cubic_weights(old: int, new: int) -> np.ndarray:
-  """Return the weights [new, old] of cubic interpolation. Every row sums to 1.
+  """Return weights [new, old] that interpolate from `old` points to `new` points. Every row sums to 1.
 
   This is cubic convolution (Keys 1981, eq. 4, with a = −3/4). Points lie at the centers of their cells, and the
   outermost points are repeated beyond the edge. The result equals PyTorch's interpolate(mode='bicubic') with

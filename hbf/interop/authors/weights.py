@@ -138,7 +138,7 @@ def _from_centers(params: Params, stage: HyperBFCenters) -> dict[str, np.ndarray
 
 
 def _matrix(metric: str, weights: np.ndarray | None, d: int) -> np.ndarray:
-  """Return the matrix M [d, d] of a metric. Its weights [1 or more, ...] must be the same for all heads."""
+  """Return the matrix M [d, d] of a metric, from the metric's `weights` for the first head. None: the identity."""
   if weights is None:
     return np.eye(d)
   w = weights[0]
