@@ -15,7 +15,7 @@ COMMANDS = {
   'explain': ('hbf.cli.explain', 'Write a page that explains a run on images or texts.'),
   'predict': ('hbf.cli.predict', 'Classify images of your own.'),
   'serve': ('hbf.cli.serve', 'Classify images that are sent over HTTP, and show a page for that.'),
-  'edit': ('hbf.cli.edit', 'Correct the answers for single images without training, or undo that.'),
+  'edit': ('hbf.cli.edit', 'Correct the answers for single images or prompts without training, or undo that.'),
   'learn': ('hbf.cli.learn', 'Add classes from a few images each without training, or undo that.'),
   'generate': ('hbf.cli.generate', 'Continue texts with the model of a run on texts.'),
   'pretrained': ('hbf.cli.pretrained', 'List the models that come with hbf, or make a run folder of one.'),

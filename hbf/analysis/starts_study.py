@@ -146,7 +146,7 @@ def run_leg(experiment: Experiment, workdir: pathlib.Path, first: int = 0, until
     raise UserError('a signal stopped the training: run the command again')
   # The median leaves out steps after which the network was evaluated or saved.
   seconds = float(np.median(np.diff([*ends.values()]) / np.diff([*ends])))
-  operations = 3.0 * experiment.flops * experiment.config.train.batch_size
+  operations = 3.0 * experiment.flops_per_unit * experiment.config.train.batch_size
   return Leg(first, max(ends), Cost(operations, seconds), held_out, result)
 
 
@@ -191,7 +191,7 @@ def edited_start(arm: Arm, experiment: Experiment, folder: pathlib.Path) -> tupl
     return starts.with_agop_metric(model, params, agop(model, trained, images.inputs), images.inputs)
 
   made, seconds = timed(with_metric)
-  passes = model.trunk.depth * experiment.flops  # to scale the metric of each block
+  passes = model.trunk.depth * experiment.flops_per_unit  # to scale the metric of each block
   cost = Cost(len(images.labels) * (agop_operations(model, params, shape) + passes), seconds)
   return made, cost.plus(leg.step, leg.last)
 
@@ -227,7 +227,8 @@ def changed_state(arm: Arm, before: Experiment, state: TrainState, size: int) ->
     return starts.with_new_centers(state, kept, new)
 
   changed, seconds = timed(change)
-  return changed, Cost(2.0 * len(images.labels) * before.flops, seconds)  # responses are computed a second time
+  # The responses are computed a second time.
+  return changed, Cost(2.0 * len(images.labels) * before.flops_per_unit, seconds)
 
 
 def make_experiment(config: ConfigDict, dataset: Any = None, changes: Mapping[str, Any] | None = None) -> Experiment:

@@ -94,7 +94,7 @@ class Experiment(Plan):
     copies_evaluator: like `evaluator`, but the network's outputs for several changed copies of an image are averaged
       (`evaluate.copies`). None if the run uses no copies.
     steps_per_call: the largest number of steps in one call of the compiled program.
-    flops: the floating-point operations of a forward pass for one image, or for one token of a text.
+    flops_per_unit: the floating-point operations of a forward pass for one image, or for one token of a text.
   """
 
   mesh: Mesh
@@ -105,7 +105,7 @@ class Experiment(Plan):
   evaluator: Evaluator
   copies_evaluator: Evaluator | None
   steps_per_call: int
-  flops: int
+  flops_per_unit: int
 
 
 def make_plan(config: ConfigDict, resumed: bool = False, dataset: Any = None) -> Plan:
@@ -215,7 +215,7 @@ def prepare(
     evaluator=make_evaluator(config, task, plan.model, mesh),
     copies_evaluator=make_evaluator(config, task, plan.model, mesh, task.copies) if task.copies else None,
     steps_per_call=steps_per_call(config.train.steps_per_call, inputs['train'].resident is not None, mesh),
-    flops=flops_per_example(plan.model, task.shape) // task.units,
+    flops_per_unit=flops_per_example(plan.model, task.shape) // task.units,
   )
 
 

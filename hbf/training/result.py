@@ -41,12 +41,12 @@ def make_result(
     'recipe': config.recipe,
     'seed': config.seed,
     'params': experiment.parameters,
-    f'flops_per_{task.unit}': experiment.flops,
+    f'flops_per_{task.unit}': experiment.flops_per_unit,
     'steps': step,
     'epochs': config.train.epochs if step == clock.steps else round(clock.epoch(step), 4),
     **({'planned_steps': clock.steps} if config.train.patience else {}),
     'train_operations': training_operations(
-      experiment.flops * task.units, clock, experiment.teacher_flops, gradients_per_step(config), step
+      experiment.flops_per_unit * task.units, clock, experiment.teacher_flops, gradients_per_step(config), step
     ),
     **({} if state.skips is None else {'skipped': int(state.skips.total)}),
     'split': 'test',

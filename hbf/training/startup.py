@@ -97,7 +97,7 @@ def introduce(experiment: Experiment, workdir: pathlib.Path, console: Console) -
     f'{config.data.name}: {", ".join(f"{n:,} {name}" for name, n in sizes.items())}; '
     f'{experiment.task.description}; {"device-resident" if resident else "streaming"} input',
     f'{config.model.name}: {experiment.parameters:,} parameters{units}, '
-    f'{experiment.flops / 1e6:,.1f} MFLOP {"a" if unit == "token" else "an"} {unit}',
+    f'{experiment.flops_per_unit / 1e6:,.1f} MFLOP {"a" if unit == "token" else "an"} {unit}',
     *([f'learns from {teacher.network.origin} of {teacher.source}, {teacher.words()}'] if teacher else []),
     f'{experiment.clock.steps:,} steps of {config.train.batch_size} on {device_name(experiment.mesh.devices.flat)}; '
     f'workdir {workdir}',
