@@ -12,7 +12,7 @@ from absl import flags
 from hbf import cli
 from hbf.errors import UserError
 
-WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
+WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run, or its address on a bucket.', required=True)
 LABEL = flags.DEFINE_string('label', '', 'The class that the images should get.')
 PROMPT = flags.DEFINE_string('prompt', None, 'For a run on texts: the text to continue.')
 ANSWER = flags.DEFINE_string('answer', None, 'The text that should follow the --prompt directly.')
@@ -32,14 +32,34 @@ DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder or text, if i
 
 def main(argv: Sequence[str]) -> int:
   """Make edits or undo one, as the flags say. Then print all edits of the run, and return the exit status."""
-  images, workdir = argv[1:], pathlib.Path(WORKDIR.value).expanduser()
+  images = argv[1:]
   check(images)
+  from rich.console import Console
+
+  from hbf.markdown import table
+  from hbf.training.edits_file import read_edits, to_rows
+  from hbf.training.mirror import local_copy, mirrored
+
+  if LIST.value:
+    edits = read_edits(local_copy(WORKDIR.value))
+  else:
+    with mirrored(WORKDIR.value, Console(stderr=True), must_exist=True) as workdir:
+      change(workdir, images)
+      edits = read_edits(workdir)
+  if edits:
+    print(table(('edit', 'image or prompt', 'was', 'is', 'radius'), to_rows(edits)))
+  else:
+    print(f'{WORKDIR.value} has no edits')
+  return 0
+
+
+def change(workdir: pathlib.Path, images: Sequence[str]) -> None:
+  """Make the edits in a run folder that the flags and the names of `images` describe, or undo one."""
   from hbf.editing.edit import MARGIN as MARGIN_OF_IMAGES
   from hbf.editing.edit import edit_files
   from hbf.editing.text import MARGIN as MARGIN_OF_TEXTS
   from hbf.editing.text import edit_text
-  from hbf.markdown import table
-  from hbf.training.edits_file import read_edits, to_rows, undo
+  from hbf.training.edits_file import undo
   from hbf.training.machine import keep_compiled_programs, keep_freed_memory
 
   keep_freed_memory()
@@ -55,12 +75,6 @@ def main(argv: Sequence[str]) -> int:
     print(f'{made.changed} of {made.guarded:,} places of the training text get another answer\n')
   elif UNDO.value is not None:
     undo(workdir, UNDO.value)
-  edits = read_edits(workdir)
-  if edits:
-    print(table(('edit', 'image or prompt', 'was', 'is', 'radius'), to_rows(edits)))
-  else:
-    print(f'{workdir} has no edits')
-  return 0
 
 
 def check(images: Sequence[str]) -> None:

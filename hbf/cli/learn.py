@@ -11,7 +11,7 @@ from absl import flags
 from hbf import cli
 from hbf.errors import UserError
 
-WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
+WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run, or its address on a bucket.', required=True)
 IMAGES = flags.DEFINE_string(
   'images', '', 'Folder with a subfolder of images for each new class. The subfolder has the name of the class.'
 )
@@ -28,25 +28,38 @@ def main(argv: Sequence[str]) -> int:
   del argv
   if (bool(IMAGES.value), bool(FORGET.value), LIST.value).count(True) != 1:
     raise UserError('give new classes by --images=FOLDER, or --list, or --forget=CLASS')
-  from hbf.editing.learn import learn_folder
+  from rich.console import Console
+
   from hbf.markdown import table
-  from hbf.training.learned import forget, read_learned, to_rows
+  from hbf.training.learned import read_learned, to_rows
+  from hbf.training.mirror import local_copy, mirrored
+
+  if LIST.value:
+    learned = read_learned(local_copy(WORKDIR.value))
+  else:
+    with mirrored(WORKDIR.value, Console(stderr=True), must_exist=True) as workdir:
+      change(workdir)
+      learned = read_learned(workdir)
+  if learned:
+    print(table(('learned class', 'images', 'first image'), to_rows(learned)))
+  else:
+    print(f'{WORKDIR.value} has no learned classes')
+  return 0
+
+
+def change(workdir: pathlib.Path) -> None:
+  """Learn the classes of --images in a run folder, or forget the class --forget."""
+  from hbf.editing.learn import learn_folder
+  from hbf.training.learned import forget
   from hbf.training.machine import keep_compiled_programs, keep_freed_memory
 
   keep_freed_memory()
   keep_compiled_programs()
-  workdir = pathlib.Path(WORKDIR.value).expanduser()
   if IMAGES.value:
     moved = {'dir': DATA_DIR.value, 'root': DATA_ROOT.value}
     learn_folder(workdir, IMAGES.value, CHECKPOINT.value, AVERAGE.value, **moved)
-  elif FORGET.value:
-    forget(workdir, FORGET.value)
-  learned = read_learned(workdir)
-  if learned:
-    print(table(('learned class', 'images', 'first image'), to_rows(learned)))
   else:
-    print(f'{workdir} has no learned classes')
-  return 0
+    forget(workdir, FORGET.value)
 
 
 if __name__ == '__main__':

@@ -41,14 +41,20 @@ _Files = dict[str, dict[str, Any]]  # name in the run folder: {'sha256': …, 'b
 
 
 @contextlib.contextmanager
-def mirrored(address: str | os.PathLike[str], console: Console) -> Iterator[pathlib.Path]:
-  """Give a `with` statement the local folder in which a run trains.
+def mirrored(address: str | os.PathLike[str], console: Console, must_exist: bool = False) -> Iterator[pathlib.Path]:
+  """Give a `with` statement the local folder of a run, for commands that train or change the run.
 
   If the address is on a bucket, the folder first gets the files of the run from there. Its files are uploaded after
   each checkpoint, and at the end of the context. If the address is not on a bucket, it is itself the folder.
 
+  Args:
+    address: a local folder, or an address on a bucket.
+    console: where messages are printed.
+    must_exist: True to refuse an address on a bucket that has no run yet.
+
   Raises:
-    UserError: the bucket can't be used, another process has the lock, or the address holds other objects than a run.
+    UserError: the bucket can't be used, another process has the lock, or the address holds no run where one is
+      needed, or other objects than a run.
   """
   if not is_bucket(address):
     yield pathlib.Path(address).expanduser()
@@ -61,7 +67,8 @@ def mirrored(address: str | os.PathLike[str], console: Console) -> Iterator[path
   with contextlib.ExitStack() as stack:
     with _named(bucket.address, home):
       stack.enter_context(held(home))
-    _newest(bucket)  # raises if something else is there, before a lock is written
+    if _newest(bucket) is None and must_exist:  # it raises if something else is there, before a lock is written
+      raise _no_run(bucket)
     lock = Lock(bucket, _owner(home), lambda text: say(console, text))
     mirror = Mirror(bucket, lock, home, folder, console)
     with _named(bucket.address, folder), lock.held(mirror.lose):
@@ -92,7 +99,7 @@ def local_copy(address: str | os.PathLike[str]) -> pathlib.Path:
       fcntl.flock(lock, fcntl.LOCK_EX)  # of two commands that begin at once, one downloads
       for _ in range(_TRIES):
         if (files := _newest(bucket)) is None:
-          raise UserError(f'{bucket.address} holds no run: give the --workdir you trained with')
+          raise _no_run(bucket)
         with contextlib.suppress(FileNotFoundError):  # the run goes on, and has just replaced this state
           _download(bucket, files, folder, home / 'copy-downloads')
           _remove_checkpoints(folder, files)
@@ -243,6 +250,10 @@ class Mirror:
     kept = {_object(name, about) for name, about in self._uploaded.items()}
     terms = [name for name in self._bucket.names('terms') if int(name.split('/')[1]) < self._lock.term]
     self._bucket.remove(terms + [name for name in self._bucket.names('files') if name not in kept])
+
+
+def _no_run(bucket: Bucket) -> UserError:
+  return UserError(f'{bucket.address} holds no run: give the --workdir you trained with')
 
 
 def _newest(bucket: Bucket) -> _Files | None:

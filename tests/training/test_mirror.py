@@ -208,6 +208,9 @@ def test_what_cannot_be_used_is_refused_in_a_line(tmp_path, monkeypatch):
       Bucket(address)
   with pytest.raises(UserError, match='holds no run: give the --workdir you trained with'):
     local_copy(ADDRESS)
+  with pytest.raises(UserError, match='holds no run: give the'), mirrored(ADDRESS, QUIET, must_exist=True):
+    pass
+  assert Bucket(ADDRESS).is_empty()
   Bucket(ADDRESS).write('photo.png', b'')
   with pytest.raises(UserError, match='exists and is not a run'), mirrored(ADDRESS, QUIET):
     pass
