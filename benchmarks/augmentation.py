@@ -9,7 +9,7 @@ import statistics
 
 from benchmarks.common import alternate, parser, ratios, report, spread
 from benchmarks.models import Trainer, compile_trainer
-from hbf.cli import read_config
+from hbf.config.command_line import read_config
 from hbf.training.machine import keep_freed_memory
 
 TRANSFORMS = "(('flip',), ('shift', 4), ('rand_augment', 2, 9), ('erase', 0.25))"

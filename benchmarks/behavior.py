@@ -32,7 +32,7 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from hbf.cli import read_config
+from hbf.config.command_line import read_config
 from hbf.data.datasets import Dataset
 from hbf.data.images.arrays import ArraySource
 from hbf.data.pipeline.order import EvalOrder

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from hbf.cli import read_config
+from hbf.config.command_line import read_config
 from hbf.errors import UserError
 from hbf.hardware.report import describe_programs
 from hbf.hardware.topologies import parse_topology

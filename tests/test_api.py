@@ -416,7 +416,7 @@ def test_bad_arguments_of_runs_are_named_and_nothing_is_written(tmp_path):
 
 
 def test_get_config_is_what_the_flag_gives():
-  from hbf.cli import read_config
+  from hbf.config.command_line import read_config
   from hbf.config.resolve import resolve
 
   config = hbf.get_config('cifar10', model='vit', recipe='laptop')

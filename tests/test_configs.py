@@ -11,7 +11,7 @@ import pytest
 from in_memory import random_source
 from rich.console import Console
 
-from hbf.cli import read_config
+from hbf.config.command_line import read_config
 from hbf.config.datasets import DATASETS
 from hbf.config.defaults import COMMON, Key
 from hbf.config.resolve import resolve

@@ -8,7 +8,7 @@ import pathlib
 
 import pytest
 
-from hbf.cli import read_config
+from hbf.config.command_line import read_config
 from hbf.nn.registry import MODELS
 
 FOLDER = pathlib.Path(__file__).parent / 'golden'

@@ -27,7 +27,7 @@ LAYERS = {
   'analysis': {'comparison', 'editing', 'config', 'training', 'tasks', 'evaluation', 'models', 'nn', 'ops', 'data'},
   'serving': {'analysis', 'training'},
   'hardware': {'training', 'tasks', 'evaluation', 'models', 'data'},
-  'comparison': {'training', 'tasks', 'evaluation', 'models', 'nn', 'cli'},
+  'comparison': {'training', 'tasks', 'evaluation', 'models', 'nn', 'config'},
 }
 # Modules beside the packages; every other one is a command, which may use all and which nothing imports.
 # The other modules of cli are commands.

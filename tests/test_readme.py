@@ -15,7 +15,7 @@ from rich.console import Console
 
 import hbf
 from hbf.__main__ import COMMANDS
-from hbf.cli import read_config
+from hbf.config.command_line import read_config
 from hbf.models.build import build_model, count_parameters
 from hbf.models.matching import match_parameters
 from hbf.nn import registry

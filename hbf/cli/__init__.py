@@ -1,39 +1,20 @@
 """Shared parts of the commands. A mistake of the user ends in one line on stderr, not in a traceback."""
 
-import contextlib
-import pathlib
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 from ml_collections.config_flags.config_flags import is_config_flag
 
+from hbf.config.command_line import config_arguments, plain_errors
 from hbf.errors import Notice, UserError, fail, in_one_line
 
 # A flag that is defined here belongs to the command that asks for it, and stands in that command's help.
 flags.disclaim_key_flags()
-
-
-def resolve_config_path(config: str) -> str:
-  """Return a value of --config that ml_collections understands, for the value that the user gave.
-
-  The user gives DATA[:arguments]. If DATA is the path of a config file, this value is returned unchanged. DATA may
-  also be a data set: its NAME, or configs/NAME.py, even if there is no such file. Then the result is
-  FILE:NAME[:arguments], where FILE is the module with the configs of all data sets.
-  """
-  path, colon, arguments = config.partition(':')
-  name = re.fullmatch(r'(?:\./)?configs/(\w+)\.py|(\w+)', path)
-  if name is None or pathlib.Path(path).is_file():
-    return config
-  from hbf.config import datasets
-
-  if name[1] and name[1] not in datasets.DATASETS:
-    return config
-  return f'{datasets.__file__}:{name[1] or name[2]}{colon}{arguments}'
 
 
 def define_config(default: str) -> flags.FlagHolder[ConfigDict]:
@@ -120,8 +101,8 @@ def _report_unraisable(unraisable: Any) -> None:
 def _parse(argv: Sequence[str]) -> list[str]:
   has_config = 'config' in flags.FLAGS and is_config_flag(flags.FLAGS['config'])
   try:
-    with _plain_errors():
-      rest = flags.FLAGS(_config_arguments(argv) if has_config else argv)
+    with plain_errors():
+      rest = flags.FLAGS(config_arguments(argv) if has_config else argv)
       if has_config:
         flags.FLAGS.config.to_dict()  # raises if the file could not be read
       return rest
@@ -136,59 +117,3 @@ def take_overrides() -> list[str]:
     sys.exit(fail(f'{wrong[0]} needs a value: write {wrong[0]}=VALUE'))
   sys.argv[:] = [argument for argument in sys.argv if argument not in overrides]
   return overrides
-
-
-def read_config(arguments: Sequence[str]) -> ConfigDict:
-  """Return the config of `hbf train` with these arguments. The first argument is --config=DATA[:…].
-
-  Raises:
-    UserError: a file, key or value is wrong.
-  """
-  from hbf.config.resolve import resolve
-
-  argv, values = ['', *_config_arguments(arguments)], flags.FlagValues()
-  config_flags.DEFINE_config_file('config', None, '', flag_values=values, sys_argv=argv)
-  with _plain_errors():
-    values(argv)
-    values.config.to_dict()
-  return resolve(values.config)
-
-
-def _config_arguments(arguments: Sequence[str]) -> list[str]:
-  """Return the arguments of the command line in a form that ml_collections understands.
-
-  The value of --config is replaced by the result of `resolve_config_path`. If a flag --config.KEY=VALUE is given
-  several times, only the last one is kept, because ml_collections would join the values of a key that takes a tuple.
-  """
-  last: dict[str, str] = {}
-  for number, argument in enumerate(arguments):
-    key = re.match(r'--?(config\.[^=]+)=', argument)
-    name = key[1] if key else str(number)
-    last.pop(name, None)
-    last[name] = argument
-  return [_resolve_argument(argument) for argument in last.values()]
-
-
-def _resolve_argument(argument: str) -> str:
-  """Return an argument. In --config=VALUE, replace the value by the result of `resolve_config_path`."""
-  flag, equals, config = argument.partition('=')
-  return f'{flag}={resolve_config_path(config)}' if equals and flag.strip('-') == 'config' else argument
-
-
-@contextlib.contextmanager
-def _plain_errors() -> Iterator[None]:
-  """Turn the errors of absl and ml_collections for wrong flags into a UserError."""
-  try:
-    yield
-  except (KeyError, AttributeError) as error:
-    key, near = re.search(r'\w+', str(error)), re.search(r'mean "(\w+)"', str(error))
-    hint = f'did you mean {near[1]!r}? ' if near else ''
-    where = '`python -m hbf.config.reference` lists all keys'
-    raise UserError(f'unknown config key {key and key[0]!r}: {hint}{where}') from error
-  except (flags.Error, UserError, TypeError, OSError) as error:
-    if missing := re.search(r"No such file or directory: '(.+?)'", str(error)):
-      raise UserError(f'{missing[1]} is not there: give a data set such as cifar10, or a config file') from error
-    if missing := re.search(r'Flag (--\w+) must have a value other than None', str(error)):
-      raise UserError(f'{missing[1]} is missing: write {missing[1]}=VALUE; --help lists the flags') from error
-    # A mistake inside a config file arrives as text that ends in its own message.
-    raise UserError(str(error).rpartition('UserError: ')[2]) from error

@@ -8,7 +8,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from hbf import cli
 from hbf.arguments import Parser
 from hbf.errors import UserError, in_one_line
 
@@ -42,9 +41,10 @@ def _import(flags: argparse.Namespace, moved: dict[str, str]) -> str:
 
   `moved` has the values of the config keys data.dir and data.root that flags set.
   """
+  from hbf.config.command_line import read_config
   from hbf.training.convert import of_authors
 
-  config = cli.read_config(
+  config = read_config(
     [f'--config={flags.config}', *(f'--config.data.{key}={value}' for key, value in moved.items())]
   )
   found = of_authors(flags.file, flags.workdir, config, flags.heads)

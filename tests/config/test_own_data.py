@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hbf
-from hbf.cli import read_config
+from hbf.config.command_line import read_config
 from hbf.data import registry
 from hbf.data.datasets import load
 from hbf.data.text.texts import load_texts

@@ -3,7 +3,7 @@
 import pytest
 
 from configs import cifar10, shakespeare
-from hbf.cli import read_config
+from hbf.config.command_line import read_config
 from hbf.config.resolve import resolve
 from hbf.models.matching import units_of
 

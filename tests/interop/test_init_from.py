@@ -11,7 +11,7 @@ import pytest
 from interop import others, published
 from rich.console import Console
 
-from hbf.cli import read_config
+from hbf.config.command_line import read_config
 from hbf.errors import UserError
 from hbf.interop import origins, tensors
 from hbf.interop.positions import resize

@@ -10,7 +10,9 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
+from PIL import Image
 from toy_runs import ONE, QUIET, assert_same_run, stop_at
 
 import hbf
@@ -108,6 +110,24 @@ def test_a_stopped_run_goes_on_elsewhere_bit_for_bit_and_is_read_from_the_bucket
   assert_same_run(local_copy(address), tmp_path / 'whole')
   assert hbf.load(address).step == whole['steps']
   assert hbf.evaluate(address, devices=ONE)['correct'] == whole['correct']
+
+
+def test_an_edit_is_made_in_the_run_on_the_bucket(toy, tmp_path, cache):
+  address = 's3://runs/edited'
+  hbf.train(toy(**{'train.epochs': 0.2}), address, devices=ONE, progress=False)
+  gray = np.random.default_rng(0).integers(0, 256, (8, 8), np.uint8)
+  Image.fromarray(gray).save(tmp_path / 'noise.png')
+  label = (int(hbf.load(address).predict(gray[None, :, :, None])[0].argmax()) + 1) % 10
+
+  def edit(*arguments):
+    shutil.rmtree(cache)
+    command = [sys.executable, '-c', HBF, 'edit', f'--workdir={address}', *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
+
+  made = edit(f'--label={label}', str(tmp_path / 'noise.png'))
+  assert made.endswith(edit('--list')) and 'noise.png' in made
+  assert int(hbf.load(address, edits=True).predict(gray[None, :, :, None])[0].argmax()) == label
+  assert edit('--undo=0') == f'{address} has no edits\n'
 
 
 def test_two_processes_do_not_train_the_same_run(cache, monkeypatch):
