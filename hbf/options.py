@@ -52,7 +52,8 @@ class Values:
     Args:
       option: the name of the option.
       value: the value.
-      remedy: advice at the end of the message, or ''. The message for a wrong name leaves it out.
+      remedy: advice at the end of the message, or ''. For a misspelled name, the message suggests the right name
+        instead.
 
     Raises:
       OptionError: the value is not valid.

@@ -212,7 +212,7 @@ class RandomFeatures(Ridge):
   """Random ReLU features with ridge regression (ACIL, Zhuang et al. 2022; RanPAC, McDonnell et al. 2023)."""
 
   def fixed(self, features: np.ndarray, sigma: float) -> np.ndarray:
-    """Return relu(x R) [n, M] for features x, where R [F, M] has normal random entries."""
+    """Return relu(x R) [n, M] for features x, where R [F, M] has standard normal entries. `sigma` is not used."""
     # The scale of R does not matter, because λ (see `Ridge`) is proportional to its square.
     del sigma
     matrix = np.random.default_rng(SEED).normal(size=(features.shape[1], UNITS)).astype(np.float32)

@@ -63,8 +63,8 @@ def of_norm_1(z: Float[Array, '... D']) -> Float[Array, '... D']:
 def mimetic_init(heads: int, strength: float) -> nn.initializers.Initializer:
   """Return an initializer of a kernel [D, parts · D]. The kernel's first two parts give queries and keys.
 
-  If the strength is above 0, queries and keys start as in `mimetic` with α = β = strength. All other parts start with
-  LeCun's initialization (variance 1/D).
+  If the strength is above 0, the parts of queries and keys start as in `mimetic` with α = β = strength, and the other
+  parts with LeCun's initialization (variance 1/D). If it is 0, all parts start with LeCun's.
 
   Args:
     heads: number of heads, a divisor of the D columns of each part.

@@ -153,10 +153,10 @@ class Supervisor:
       child.wait()
 
   def _agree(self, members: Sequence[int], number: int, before: int) -> Roster | None:
-    """Take part in the choice of the processes of a new round. Return its roster. None: a signal came first.
+    """Agree with the other processes on those that begin a new round. Return its roster, or None after a signal.
 
     Args:
-      members: the indices P of the processes of the last round.
+      members: the indices of the processes of the last round.
       number: the number of the new round.
       before: the step of the newest checkpoint at the start of the last round.
 

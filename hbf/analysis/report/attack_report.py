@@ -1,7 +1,7 @@
 """Table and picture of the accuracy after the attacks APGD and Square, from `hbf.analysis.attack_study`.
 
-An attack changes a pixel, which has a value from 0 to 255, by at most a number of `levels`. 0 levels: no attack. The
-stored numbers have a row for each run, attack and number of levels.
+An attack changes the value of a pixel, from 0 to 255, by at most `levels`. If `levels` is 0, there is no attack. The
+stored numbers have a row for each run, attack and value of `levels`.
 """
 
 import pathlib
@@ -25,7 +25,7 @@ Measured = Mapping[str, Any]
 
 
 def table(measured: Measured) -> str:
-  """Return a Markdown table with a row for each model and each number of levels, and notes below the table.
+  """Return a Markdown table with a row for each model and each value of `levels`, and notes below the table.
 
   Square may attack fewer images than APGD. Then the third column is about all images that APGD attacks, and the
   columns to its right are about the images that both attack.
@@ -51,7 +51,7 @@ def table(measured: Measured) -> str:
 
 
 def _line(measured: Measured, model: str, levels: int, few: int) -> tuple[str, ...]:
-  """Return the cells of the row for a model and a number of levels.
+  """Return the cells of the row for a model and a value of `levels`.
 
   `few` is the number of images that both APGD and Square attack.
   """
@@ -81,7 +81,7 @@ def _levels(measured: Measured) -> list[int]:
 
 
 def _rows(measured: Measured, model: str, attack: str, levels: int) -> list[Mapping[str, Any]]:
-  """Return the stored row of each of a model's runs, for one attack and number of levels."""
+  """Return the stored row of each of a model's runs, for one attack and value of `levels`."""
   rows = [row for row in measured['rows'] if (row['model'], row['attack'], row['levels']) == (model, attack, levels)]
   return [*{row['run']: row for row in rows}.values()]  # if a run has several rows, the last row counts
 
@@ -122,7 +122,7 @@ def _accuracy(rights: Sequence[np.ndarray]) -> Estimate:
 
 
 def _differences(measured: Measured) -> list[str]:
-  """Return a sentence for each number of levels and each model but the first.
+  """Return a sentence for each value of `levels` above 0 and each model but the first.
 
   It states the model's accuracy after APGD minus the first model's accuracy after APGD.
   """

@@ -23,7 +23,7 @@ class EncodedSource(abc.ABC):
   """A `Source` of encoded images, read as RGB. A subclass is a dataclass that can read an encoded image.
 
   Attributes:
-    labels: target of each image: classes, [n], or labels or values, [n][K].
+    labels: the targets of the images: a class for each image, [n], or K labels or K values for each, [n][K].
     size: height and width in pixels that every image is resized to. None keeps the stored size.
     shape: height and width that a stored image must have if `size` is None. None accepts every image.
   """
