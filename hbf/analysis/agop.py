@@ -98,8 +98,8 @@ def feature_matrices(stage: Mapping[str, Any]) -> dict[str, np.ndarray]:
     - 'metric': WᵀW. It is missing for metric identity.
     - 'centers': TᵀT. The rows of T [A, D] are the centers t_a.
     - 'slopes': UᵀU. The rows of U [A, D] are the vectors u_a of linear coefficients (u_a·x + w_a) c_a.
-    - 'centers and slopes': TᵀT/σ⁴ + UᵀU. The gradient of a response with respect to x has the factor t_a/σ_a², and
-      the gradient of u_a·x + w_a is u_a.
+    - 'centers and slopes': SᵀS + UᵀU. The rows of S are t_a/σ_a². For metric identity, this is the part of the gradient
+      of −s_a that does not depend on x. The gradient of u_a·x + w_a is u_a.
     - 'weights': W₁W₁ᵀ for the first layer of an MLP. In a gated MLP, W₁ has the weights of gates and values.
   """
   if 'hidden' in stage:

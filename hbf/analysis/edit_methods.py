@@ -127,9 +127,9 @@ def _ball(metric: Callable[[Base], np.ndarray]) -> Respond:
 def _neuron(norm_1: bool) -> Respond:
   """Return a function that computes the responses of ReLU neurons, one for each edit.
 
-  The weights of a neuron point to the edited example. The argument `reach` of the function sets the bias. If it is 1,
-  the neuron does not respond to guarded examples with another answer, if any bias can do this. If it is greater, the
-  neuron responds to more examples.
+  The weights of a neuron point to the edited example. The argument `reach` of the function sets the bias. The greater
+  it is, the more examples the neuron responds to. At 1, the neuron responds to no guarded example with another answer,
+  unless no bias can separate them from the edited example.
 
   Args:
     norm_1: True to scale the points to norm 1 first.
@@ -230,8 +230,8 @@ def in_order(
 
   An example gets no edit if earlier edits already corrected its answer. If the method interpolates, the coefficients
   solve a linear system, so that every edited example x gets the logits z(x) plus its row of `Method.changes`.
-  Otherwise each edit adds to the logits after the earlier edits. If the method replaces answers, only the edit with
-  the greatest response acts on an example.
+  Otherwise the coefficients of an edit are computed from the logits that the earlier edits already changed. If the
+  method replaces answers, only the edit with the greatest response acts on an example.
 
   Args:
     method: the method.

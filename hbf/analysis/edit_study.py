@@ -126,8 +126,8 @@ def tried(method: Method, base: Base, split: Split) -> list[dict[str, float]]:
 
   Returns:
     A dict for each trial, with the options of the trial. 'edited', 'copies' and 'changed' are the means of the
-    results of `alone`. 'many_copies' and 'many_others' are 'copies' and 'others' of `many` after the
-    last edit.
+    results of `alone`. 'many_copies' and 'many_others' are the scores 'copies' and 'others' in the
+    last dict of `many`.
   """
   found = []
   for trial in method.trials:

@@ -151,8 +151,8 @@ class Ridge(Method):
 
   Image i has the unit values H_i and the one-hot class Y_i. Its weight w_i is n^−p if its class has n images, where p
   is the option `balance`. The coefficients C minimize Σ_i w_i ‖H_i C − Y_i‖² + λ‖C‖². Here λ is the option `ridge`
-  times the mean of the diagonal of Σ_i w_i H_iᵀH_i. The normal equations are sums over images. So they can be updated
-  image by image, and the result is that of all images at once (ACIL, GKEAL).
+  times the mean of the diagonal of Σ_i w_i H_iᵀH_i. The normal equations are sums over images. So images can be added one
+  by one, and the coefficients are the same as from all images at once (ACIL, GKEAL).
   """
 
   def __init__(self, base: Labeled) -> None:

@@ -138,7 +138,7 @@ def accuracy(scores: np.ndarray, labels: np.ndarray) -> float:
 def after_session(scores: Scores, test: Labeled, known: int) -> dict[str, float]:
   """Return the results of `of_scores` for the test images of the first `known` classes.
 
-  `scores` has these classes only, so they are the possible answers.
+  The function `scores` returns scores for these classes only, so they are the possible answers.
   """
   seen = test.below(known)
   return of_scores(scores(seen.seen), seen.labels)
@@ -177,7 +177,7 @@ def chosen(seen: Parts, seed: int) -> dict[str, dict[str, Any]]:
 class FineTuning:
   """Fine-tuning of all parameters on the images of each session.
 
-  The head has all classes from the start. A class that is not learned yet is hidden: its bias is `HIDDEN`. When a
+  The head has all classes from the start. A class that is not learned yet is hidden: its bias is −10,000. When a
   session begins, the weights of each of its classes become the mean feature of the images of the class. They are
   scaled to the mean norm of the weights of all earlier classes (Qi et al. 2018, "Low-shot learning with imprinted
   weights").

@@ -68,7 +68,7 @@ def maps(run: TrainedRun, images: np.ndarray, token: int) -> dict[str, np.ndarra
 
 
 def _weights(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
-  """Return the attention weights of at most `IMAGES` images, float64 [n, heads, N, N].
+  """Return for each block the attention weights of at most `IMAGES` images, float64 [n, heads, N, N].
 
   The batch is padded to `IMAGES` with copies of the last image, so that JAX compiles only one program.
   """

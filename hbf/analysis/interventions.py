@@ -114,7 +114,8 @@ class LastUnits(NamedTuple):
 def last_units(run: TrainedRun, images: np.ndarray) -> LastUnits:
   """Return tokens, responses and coefficients of the last block for uint8 images [n, height, width, channels].
 
-  Errors are as for `hbf.analysis.unit_params.count_units`.
+  Raises:
+    UserError: stage 2 of the last block has no units.
   """
   block = f'block{run.model.trunk.depth - 1}'
   written = coefficients(run.params, block) * jnp.asarray(run.params[block].get('scale_stage2', 1.0))

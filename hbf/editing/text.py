@@ -92,7 +92,7 @@ class TextEditor(Editor):
 
     Raises:
       UserError: prompt or answer is empty, too long, or has characters that the vocabulary lacks. Or the model
-        already writes the answer. Or an earlier edit has a center at the same point. Or the model predicts the same
+        already writes the answer. Or an earlier edit has a center at a point of this edit. Or the model predicts the same
         token at all guarded places, and this token is in the answer. Or the points of the answer's tokens are too
         much alike to tell the tokens apart. In these cases, no edit is made.
     """
@@ -159,7 +159,13 @@ def check_centers(model: LanguageModel, params: Any) -> None:
 def training_text(workdir: pathlib.Path, config: Any, **moved: str) -> np.ndarray:
   """Return the tokens of a run's training text, without the held-out part.
 
-  Arguments and errors are as for `hbf.editing.editor.task_with_data`.
+  Args:
+    workdir: the run folder.
+    config: the config of the run.
+    **moved: see `hbf.editing.editor.task_with_data`.
+
+  Raises:
+    UserError: the text is missing, or differs from the run's.
   """
   task = task_with_data(workdir, config, **moved)
   return np.asarray(make_splits(task, config.data.validation)['train'].tokens)
