@@ -126,7 +126,7 @@ def pretended(base: Labeled, seed: int) -> tuple[Labeled, Labeled]:
 
 
 def known_only(images: Labeled) -> Labeled:
-  """Remove the logits of the base classes that act as new classes in `pretended`."""
+  """Return images without the logits of the base classes that act as new classes in `pretended`."""
   return images._replace(seen=images.seen._replace(logits=images.seen.logits[:, : BASE - PRETENDED]))
 
 
@@ -158,6 +158,8 @@ def of_scores(scores: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 def chosen(seen: Parts, seed: int) -> dict[str, dict[str, Any]]:
   """Choose the options of each closed-form method on held-out base images.
 
+  The methods learn the base classes that act as new classes in `pretended`. `seed` is its seed.
+
   Returns:
     For each method: 'trials', which are options with their accuracy, and 'best', the index of the best one.
   """
@@ -184,7 +186,7 @@ class FineTuning:
   """
 
   def __init__(self, restored: Restored, classes: int) -> None:
-    """Prepare the logits, the features and the fine-tuning. `classes` is the number of all classes in the end."""
+    """Prepare the network with a head for `classes` classes: the base classes and all new ones."""
     self._reader, self._classes = Reader.of(restored.model, restored.params, restored.task), classes
     model, mean, std = self._reader.model.clone(classes=classes), self._reader.mean, self._reader.std
 
@@ -289,6 +291,8 @@ def with_new(images: Splits, parts: Parts, draw: int) -> Parts:
 
 def measure(model: str, images: Splits, folder: pathlib.Path, draws: int) -> list[dict[str, Any]]:
   """Train a network on the base classes, and measure all methods. Return a row for each method and draw.
+
+  Fine-tuning is measured for the first draw only.
 
   Args:
     model: the name of the network.

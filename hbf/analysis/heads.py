@@ -15,9 +15,10 @@ class Heads:
   """Statistics of the heads of a block, as means over the queries of all images.
 
   Attributes:
-    distance: mean distance Σ_j w_ij ‖p_i − p_j‖ from a query patch i to the attended patches j, in patches, [heads].
-      The weights w_ij are scaled so that they sum to 1 over the patches j.
-    tokens: effective number of tokens that a query token attends to: exp of the entropy of its weights, [heads].
+    distance: for each head, the mean distance Σ_j w_ij ‖p_i − p_j‖ from a query patch i to the attended patches j,
+      [heads]. A patch has the side 1. The weights w_ij are scaled so that they sum to 1 over the patches j.
+    tokens: for each head, the effective number of tokens that a query token attends to, [heads]. It is exp of the
+      entropy of the token's weights.
   """
 
   distance: np.ndarray

@@ -83,8 +83,7 @@ class ImageEditor(Editor):
 
     Raises:
       UserError: a label is unknown, or is already the answer to its image. Or an earlier edit gives the same image
-        another class. Or all guarded images already have one of the labels as their answer. In these cases, no edit
-        is made.
+        another class. Or a label is already the answer to all guarded images. In these cases, no edit is made.
     """
     check_options(reach, margin)
     numbers = [self._number(label) for label in labels]
