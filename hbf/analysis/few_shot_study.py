@@ -158,7 +158,7 @@ def of_scores(scores: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 def chosen(seen: Parts, seed: int) -> dict[str, dict[str, Any]]:
   """Choose the options of each closed-form method on held-out base images.
 
-  The methods learn the base classes that act as new classes in `pretended`. `seed` is its seed.
+  The methods learn the base classes that act as new classes in `pretended`, which draws their images with `seed`.
 
   Returns:
     For each method: 'trials', which are options with their accuracy, and 'best', the index of the best one.

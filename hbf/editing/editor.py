@@ -71,7 +71,7 @@ class Editor:
     The centers are those of `edits`. The messages of errors use `names`.
 
     Raises:
-      UserError: a center is at the point, or there is no such example and no such center.
+      UserError: a center is at the point. Or all guarded examples and all centers have the answer `answer`.
     """
     source, _, label = names
     to_edits = np.inf
