@@ -4,12 +4,14 @@ Let x be a token at the input of stage 2, after the LayerNorm, and f_k the logit
 
     G = mean over images, tokens and logits of (∂f_k/∂x) (∂f_k/∂x)ᵀ,        [D, D].
 
-The gradient goes through this stage 2 only, not through the residual connection around it. G says which directions of
-x matter to the answer. Radhakrishnan et al. 2024 ("Mechanism for feature learning in neural networks and
-backpropagation-free machine learning models") found that in trained MLPs the matrix W₁W₁ᵀ of a layer's weights W₁ [D,
-units] is nearly proportional to G or its root. In a kernel machine they set the learned metric WᵀW to G. HyperBF has
-such a metric. If the metric is the identity, the centers T [A, D] carry the scales of directions, and TᵀT takes the
-place of W₁W₁ᵀ.
+The gradient goes through this stage 2 and the later blocks, but not through the residual connection around this
+stage 2. G says which directions of x matter to the answer.
+
+Radhakrishnan et al. 2024 ("Mechanism for feature learning in neural networks and backpropagation-free machine
+learning models") found that in trained MLPs the matrix W₁W₁ᵀ of a layer's weights W₁ [D, units] is nearly
+proportional to G or its root. In a kernel machine they set the learned metric WᵀW to G. HyperBF has such a metric.
+If the metric is the identity, the centers T [A, D] carry the scales of directions, and TᵀT takes the place of
+W₁W₁ᵀ.
 """
 
 import functools
@@ -98,8 +100,8 @@ def feature_matrices(stage: Mapping[str, Any]) -> dict[str, np.ndarray]:
     - 'metric': WᵀW. It is missing for metric identity.
     - 'centers': TᵀT. The rows of T [A, D] are the centers t_a.
     - 'slopes': UᵀU. The rows of U [A, D] are the vectors u_a of linear coefficients (u_a·x + w_a) c_a.
-    - 'centers and slopes': TᵀT/σ⁴ + UᵀU. The gradient of a response with respect to x has the factor t_a/σ_a², and
-      the gradient of u_a·x + w_a is u_a.
+    - 'centers and slopes': SᵀS + UᵀU. The rows of S are t_a/σ_a². For metric identity, this is the part
+      of the gradient of −s_a that does not depend on x. The gradient of u_a·x + w_a is u_a.
     - 'weights': W₁W₁ᵀ for the first layer of an MLP. In a gated MLP, W₁ has the weights of gates and values.
   """
   if 'hidden' in stage:

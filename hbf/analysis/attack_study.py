@@ -71,7 +71,8 @@ def measure(
     stored: the rows of attacks that were measured before.
     save: a function that stores a row. A row has the run, the attack and the number of levels. `right` is the number
       of images with a right answer before the attack. `fooled` has a character for each image: 1 if the answer is
-      wrong after the attack, else 0. `queries` is the number of changed images on which the network ran.
+      wrong after the attack, else 0. `queries` is the number of changed images on which the network ran, and
+      `median_queries` is the median of this number over the images that the attack fooled.
     efforts: the numbers of images and steps, by the name of the attack.
   """
   images, labels = run.read('test', max(effort.images for effort in efforts.values()))

@@ -107,7 +107,7 @@ class _State(NamedTuple):
     image: the given images, [B, H, W, C].
     label: the true classes, [B].
     key: a random key for each image.
-    changed: the changed image to return for each image so far, [B, H, W, C].
+    changed: `Attacked.images` after the queries so far, [B, H, W, C].
     fooled: True if the answer to the changed image is wrong, [B].
     queries: number of queries so far, [B].
     own: further arrays [B, …] that only APGD or only the Square Attack has.
@@ -218,7 +218,7 @@ def _each(values: jax.Array, images: jax.Array) -> jax.Array:
 
 
 def _within(x: jax.Array, images: jax.Array, epsilon: Any) -> jax.Array:
-  """Return, for each image in x, the nearest image within ε of the given image."""
+  """Clip the pixels of changed images x to within ε of the given images' pixels, and to 0 … 1."""
   return jnp.clip(jnp.clip(x, images - epsilon, images + epsilon), 0, 1)
 
 
@@ -324,7 +324,7 @@ def _start_square(logits: Logits, images: Any, labels: Any, keys: Any, epsilon: 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _advance_square(logits: Logits, state: _State, epsilon: Any, first: Any, last: Any, steps: Any) -> _State:
-  """Apply the steps first, …, last − 1 of the Square Attack. The start was the first query, so step 0 is left out."""
+  """Apply the steps first, …, last − 1 of the Square Attack. Step 0 is left out, because the start is its query."""
   height, width, channels = state.image.shape[1:]
 
   def propose(key: jax.Array, image: jax.Array, best: jax.Array, side: jax.Array) -> jax.Array:

@@ -22,7 +22,7 @@ class Activations(NamedTuple):
     responses: responses R of the centers of these blocks, float32 [B, N, heads · A]. Stage 2 computes Σ R c. A head
       has A centers, and the centers of all heads are concatenated.
     log_kernels: log K for the same centers, float32 [B, N, heads · A]. The greater the value, the nearer the token to
-      the center. For kernels in `BALLS` and `VALUES`, the depth b − s replaces log K (`hbf.ops.kernels`).
+      the center. For ball kernels and the other kernels in `hbf.ops.kernels.DIRECT`, the depth b − s replaces log K.
     features: input of the classifier's head, float32 [B, D].
     logits: logits of the classifier, float32 [B, classes].
   """

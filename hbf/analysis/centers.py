@@ -24,8 +24,8 @@ class Census:
   """Statistics of the U centers in stage 2 of a block, over the tokens of n images.
 
   U counts the centers of all heads. The share of center a for a token is K_a / ΣK, for every normalization. On
-  average it is 1 / U. A center is awake for a token if its share is at least 2 / U. For kernels in `BALLS` and
-  `VALUES`, the depth b − s replaces log K (`hbf.ops.kernels`).
+  average it is 1 / U. A center is awake for a token if its share is at least 2 / U. For ball kernels and the other
+  kernels in `hbf.ops.kernels.DIRECT`, the depth b − s replaces log K.
 
   Attributes:
     health: the dead and the constant centers.
@@ -246,7 +246,7 @@ def _move_centers(run: TrainedRun, images: np.ndarray, chosen: Mapping[str, tupl
 def class_scores(run: TrainedRun, block: str) -> np.ndarray:
   """Apply the final LayerNorm and the head to each center's coefficient. Return the scores [U, classes].
 
-  Later blocks and all biases are left out. So is the division by the standard deviation in the LayerNorm, because it
+  Later blocks and all biases are left out. The LayerNorm does not divide by the standard deviation, because that
   differs between tokens. The scores of a center therefore rank the classes, but are not logits. Their mean over the
   classes is 0.
   """

@@ -48,7 +48,7 @@ class Setting:
 
   Attributes:
     name: title of the setting's row in the table.
-    stage2: options of stage 2 that differ from the config's.
+    stage2: options of stage 2. They replace those of recipe `memo`.
     as_published: True to initialize like the authors' code: coefficients are drawn as in a PyTorch linear layer, and
       the log-gain is 0.
   """

@@ -8,7 +8,7 @@ differ in R:
     HyperBF      a ball with a soft edge, max(0, 1 − r²/ρ²), or a Gaussian, around the example's point
     ReLU neuron  a hidden unit of an MLP, relu(w·p − b) for a point p, scaled to 1 at the example
     GRACE        1 in a ball around the point, 0 outside; replaces the answer in the ball (Hartvigsen et al. 2023)
-    rank-one     the least-squares update of the head's matrix (Meng et al. 2022, "ROME", eq. 2)
+    rank-one     linear in the head's inputs: a least-squares update of its matrix (Meng et al. 2022, "ROME", eq. 2)
     lookup       1 for exactly this example, 0 for all others
 
 The point of an image is the mean of its tokens after the first half of the blocks (`hbf.models.edited.Observed`). The
@@ -127,9 +127,9 @@ def _ball(metric: Callable[[Base], np.ndarray]) -> Respond:
 def _neuron(norm_1: bool) -> Respond:
   """Return a function that computes the responses of ReLU neurons, one for each edit.
 
-  The weights of a neuron point to the edited example. The argument `reach` of the function sets the bias. If it is 1,
-  the neuron does not respond to guarded examples with another answer, if any bias can do this. If it is greater, the
-  neuron responds to more examples.
+  The weights of a neuron point to the edited example. The argument `reach` of the function sets the bias. The greater
+  it is, the more examples the neuron responds to. At 1, the neuron does not respond to guarded examples with another
+  answer, unless their products with the weights are about as great as the edited example's, or greater.
 
   Args:
     norm_1: True to scale the points to norm 1 first.
@@ -230,8 +230,8 @@ def in_order(
 
   An example gets no edit if earlier edits already corrected its answer. If the method interpolates, the coefficients
   solve a linear system, so that every edited example x gets the logits z(x) plus its row of `Method.changes`.
-  Otherwise each edit adds to the logits after the earlier edits. If the method replaces answers, only the edit with
-  the greatest response acts on an example.
+  Otherwise the coefficients of an edit are computed from the logits that the earlier edits already changed. If the
+  method replaces answers, only the edit with the greatest response acts on an example.
 
   Args:
     method: the method.

@@ -126,8 +126,8 @@ def tried(method: Method, base: Base, split: Split) -> list[dict[str, float]]:
 
   Returns:
     A dict for each trial, with the options of the trial. 'edited', 'copies' and 'changed' are the means of the
-    results of `alone`. 'many_copies' and 'many_others' are 'copies' and 'others' of `many` after the
-    last edit.
+    results of `alone`. 'many_copies' and 'many_others' are the scores 'copies' and 'others' in the last dict that
+    `many` returns.
   """
   found = []
   for trial in method.trials:
@@ -240,7 +240,6 @@ class FineTuning:
   """Fine-tuning of all parameters on one image, until the answer to this image is right or for `STEPS` steps."""
 
   def __init__(self, restored: Restored) -> None:
-    """Prepare the logits and the fine-tuning of the run's network."""
     reader = Reader.of(restored.model, restored.params, restored.task)
     self._params, mean, std = reader.params, reader.mean, reader.std
 

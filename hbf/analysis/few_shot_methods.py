@@ -9,7 +9,7 @@ is a score for each of the B + N classes. A trial is a choice of a method's opti
     Gaussian kernels       ridge regression on Gaussians around random base images (GKEAL)
     HyperBF                ridge regression on Gaussians around random base images and around all new images
     HyperBF beside head    the head stays. Gaussians around the new images give the logits of the new classes
-    head and centers       the head stays. A new class wins if its mean is nearer than the mean of the head's answer
+    head and centers       the head stays. A new class wins if its mean is nearer than that of the head's answer
 
 Distances are Euclidean, or in the metric of the base classes. In this metric, the features of base images of the same
 class are near to each other (`hbf.editing.guard.metric_of_classes`).
@@ -151,8 +151,8 @@ class Ridge(Method):
 
   Image i has the unit values H_i and the one-hot class Y_i. Its weight w_i is n^−p if its class has n images, where p
   is the option `balance`. The coefficients C minimize Σ_i w_i ‖H_i C − Y_i‖² + λ‖C‖². Here λ is the option `ridge`
-  times the mean of the diagonal of Σ_i w_i H_iᵀH_i. The normal equations are sums over images. So they can be updated
-  image by image, and the result is that of all images at once (ACIL, GKEAL).
+  times the mean of the diagonal of Σ_i w_i H_iᵀH_i. The normal equations are sums over images. So images can be added
+  one by one, and the coefficients are the same as from all images at once (ACIL, GKEAL).
   """
 
   def __init__(self, base: Labeled) -> None:
@@ -239,7 +239,7 @@ class GaussianKernels(Ridge):
     return np.eye(self.base.seen.features.shape[1], dtype=np.float32)
 
   def fixed(self, features: np.ndarray, sigma: float) -> np.ndarray:
-    """Return the responses K(‖W(x − t)‖² / 2σ²) of the random centers t."""
+    """Return the responses K(‖W(x − t)‖² / 2σ²) [n, M] of the M random centers t, for features x [n, F]."""
     return self._kernel(features @ self.metric.T, self._centers, sigma)
 
   def _kernel(self, points: np.ndarray, centers: np.ndarray, sigma: float) -> np.ndarray:
@@ -250,7 +250,7 @@ class HyperBF(GaussianKernels):
   """A HyperBF whose centers are random base images and all new images, with coefficients by ridge regression."""
 
   def added(self, features: np.ndarray, new: np.ndarray, sigma: float) -> np.ndarray:
-    """Return the responses K(‖W(x − t)‖² / 2σ²) of the centers t at the new images."""
+    """Return the responses K(‖W(x − t)‖² / 2σ²) [n, E] for features x [n, F] and new images t [E, F]."""
     return self._kernel(features @ self.metric.T, new @ self.metric.T, sigma)
 
 

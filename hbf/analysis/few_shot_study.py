@@ -126,7 +126,7 @@ def pretended(base: Labeled, seed: int) -> tuple[Labeled, Labeled]:
 
 
 def known_only(images: Labeled) -> Labeled:
-  """Remove the logits of the base classes that act as new classes in `pretended`."""
+  """Return images without the logits of the base classes that act as new classes in `pretended`."""
   return images._replace(seen=images.seen._replace(logits=images.seen.logits[:, : BASE - PRETENDED]))
 
 
@@ -138,7 +138,7 @@ def accuracy(scores: np.ndarray, labels: np.ndarray) -> float:
 def after_session(scores: Scores, test: Labeled, known: int) -> dict[str, float]:
   """Return the results of `of_scores` for the test images of the first `known` classes.
 
-  `scores` has these classes only, so they are the possible answers.
+  The function `scores` returns scores for these classes only, so they are the possible answers.
   """
   seen = test.below(known)
   return of_scores(scores(seen.seen), seen.labels)
@@ -157,6 +157,8 @@ def of_scores(scores: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 
 def chosen(seen: Parts, seed: int) -> dict[str, dict[str, Any]]:
   """Choose the options of each closed-form method on held-out base images.
+
+  The methods learn the base classes that act as new classes in `pretended`, which draws their images with `seed`.
 
   Returns:
     For each method: 'trials', which are options with their accuracy, and 'best', the index of the best one.
@@ -177,14 +179,14 @@ def chosen(seen: Parts, seed: int) -> dict[str, dict[str, Any]]:
 class FineTuning:
   """Fine-tuning of all parameters on the images of each session.
 
-  The head has all classes from the start. A class that is not learned yet is hidden: its bias is `HIDDEN`. When a
+  The head has all classes from the start. A class that is not learned yet is hidden: its bias is −10,000. When a
   session begins, the weights of each of its classes become the mean feature of the images of the class. They are
   scaled to the mean norm of the weights of all earlier classes (Qi et al. 2018, "Low-shot learning with imprinted
   weights").
   """
 
   def __init__(self, restored: Restored, classes: int) -> None:
-    """Prepare the logits, the features and the fine-tuning. `classes` is the number of all classes in the end."""
+    """Prepare the network with a head for `classes` classes: the base classes and all new ones."""
     self._reader, self._classes = Reader.of(restored.model, restored.params, restored.task), classes
     model, mean, std = self._reader.model.clone(classes=classes), self._reader.mean, self._reader.std
 
@@ -289,6 +291,8 @@ def with_new(images: Splits, parts: Parts, draw: int) -> Parts:
 
 def measure(model: str, images: Splits, folder: pathlib.Path, draws: int) -> list[dict[str, Any]]:
   """Train a network on the base classes, and measure all methods. Return a row for each method and draw.
+
+  Fine-tuning is measured for the first draw only.
 
   Args:
     model: the name of the network.

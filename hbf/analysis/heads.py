@@ -15,9 +15,10 @@ class Heads:
   """Statistics of the heads of a block, as means over the queries of all images.
 
   Attributes:
-    distance: mean distance Σ_j w_ij ‖p_i − p_j‖ from a query patch i to the attended patches j, in patches, [heads].
-      The weights w_ij are scaled so that they sum to 1 over the patches j.
-    tokens: effective number of tokens that a query token attends to: exp of the entropy of its weights, [heads].
+    distance: for each head, the mean distance Σ_j w_ij ‖p_i − p_j‖ from a query patch i to the attended patches j,
+      [heads]. A patch has the side 1. The weights w_ij are scaled so that they sum to 1 over the patches j.
+    tokens: for each head, the effective number of tokens that a query token attends to, [heads]. It is exp of the
+      entropy of the token's weights.
   """
 
   distance: np.ndarray
@@ -68,7 +69,7 @@ def maps(run: TrainedRun, images: np.ndarray, token: int) -> dict[str, np.ndarra
 
 
 def _weights(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
-  """Return the attention weights of at most `IMAGES` images, float64 [n, heads, N, N].
+  """Return for each block the attention weights of at most `IMAGES` images, float64 [n, heads, N, N].
 
   The batch is padded to `IMAGES` with copies of the last image, so that JAX compiles only one program.
   """

@@ -1,6 +1,7 @@
 """Effects of interventions on the units of stage 2: changes of the loss, the accuracy and the answers.
 
-`hbf.analysis.unit_params` makes the parameters after an intervention.
+`hbf.analysis.unit_params` makes the parameters after an intervention. To silence a unit is to set its coefficient
+to 0.
 """
 
 import functools
@@ -114,7 +115,8 @@ class LastUnits(NamedTuple):
 def last_units(run: TrainedRun, images: np.ndarray) -> LastUnits:
   """Return tokens, responses and coefficients of the last block for uint8 images [n, height, width, channels].
 
-  Errors are as for `hbf.analysis.unit_params.count_units`.
+  Raises:
+    UserError: stage 2 of the last block has no units.
   """
   block = f'block{run.model.trunk.depth - 1}'
   written = coefficients(run.params, block) * jnp.asarray(run.params[block].get('scale_stage2', 1.0))
@@ -203,7 +205,7 @@ class Curve(NamedTuple):
 
   @property
   def areas(self) -> np.ndarray:
-    """The area below the curve of each image, [n]. A better order of the units has a smaller area."""
+    """The area below the curve of each image, [n]. It is small if the units that are silenced first matter most."""
     return np.asarray(np.trapezoid(self.probability, self.gone, axis=1))
 
 

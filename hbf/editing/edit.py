@@ -82,9 +82,8 @@ class ImageEditor(Editor):
       margin: difference between the right class's logit and the largest other logit, after the edit.
 
     Raises:
-      UserError: a class is unknown, or is already the classifier's answer. Or an earlier edit gives the same image
-        another class. Or the answer for all guarded images is already the right class of one of the images. In these
-        cases, no edit is made.
+      UserError: a label is unknown, or is already the answer to its image. Or an earlier edit gives the same image
+        another class. Or a label is already the answer to all guarded images. In these cases, no edit is made.
     """
     check_options(reach, margin)
     numbers = [self._number(label) for label in labels]
@@ -112,18 +111,22 @@ class ImageEditor(Editor):
 
 
 def guarded_images(workdir: pathlib.Path, config: Any, **moved: str) -> np.ndarray:
-  """Return training images of a run, uint8 [n, H, W, C], as `labeled_images` selects them.
-
-  Arguments and errors are as for `hbf.editing.editor.task_with_data`.
-  """
+  """Return the images of `labeled_images` without their classes, uint8 [n, H, W, C]."""
   return labeled_images(workdir, config, **moved)[0]
 
 
 def labeled_images(workdir: pathlib.Path, config: Any, **moved: str) -> tuple[np.ndarray, np.ndarray]:
   """Return training images of a run, uint8 [n, H, W, C], and their classes, int32 [n].
 
-  If there are more than `GUARDED` images, evenly spaced ones are taken. Arguments and errors are as for
-  `hbf.editing.editor.task_with_data`.
+  If there are more than `GUARDED` images, evenly spaced ones are taken.
+
+  Args:
+    workdir: the run folder.
+    config: the config of the run.
+    **moved: see `hbf.editing.editor.task_with_data`.
+
+  Raises:
+    UserError: the data set is missing, or differs from the run's.
   """
   task = task_with_data(workdir, config, **moved)
   assert isinstance(task, Classification)
@@ -148,10 +151,10 @@ def no_edits(reader: Reader, config: Any, step: int, average: bool, among: np.nd
 
   Args:
     reader: the classifier.
-    config: the config of the run. Its key `data.transforms` describes how the copies are transformed.
+    config: the config of the run. Its key `data.transforms` has the transforms of the copies.
     step: the step of the checkpoint.
     average: True if the parameters are the moving average.
-    among: the guarded images, uint8 [n, H, W, C]. W is computed from copies of these images.
+    among: the guarded images, uint8 [n, H, W, C]. W is computed from transformed copies of these images.
   """
   metric = measure_metric(reader, among, read_transforms(config.data.transforms))
   return Edits(step, average, metric)

@@ -68,7 +68,10 @@ class Editor:
   def _distance(self, point: np.ndarray, answer: int, edits: Edits, names: tuple[str, str, str]) -> float:
     """Return the distance from a point to the nearest guarded example or center whose answer is not `answer`.
 
-    The centers are those of `edits`. Errors are as for `_with_edit`. Their messages use `names`.
+    The centers are those of `edits`. The messages of errors use `names`.
+
+    Raises:
+      UserError: a center is at the point. Or all guarded examples and all centers have the answer `answer`.
     """
     source, _, label = names
     to_edits = np.inf

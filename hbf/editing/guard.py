@@ -68,8 +68,8 @@ class Reader:
 def distance_to_others(guard: Observed, point: np.ndarray, label: int, metric: np.ndarray) -> float:
   """Return the distance ‖W(x − x')‖ from a point x to the nearest guarded image whose answer is not `label`.
 
-  x is `point`, W is `metric`, and x' is the point of the guarded image. Guarded images with x' = x are left out,
-  because they show the edited image. The distance is infinite if no image is left.
+  x is the point of an edited image, W is `metric`, and x' is the point of a guarded image. Guarded images with x' = x
+  are left out, because they are the edited image itself. The distance is infinite if no image is left.
   """
   others = guard.points[guard.logits.argmax(axis=-1) != label]
   away = np.linalg.norm((others - point) @ metric.T, axis=-1)
@@ -129,7 +129,7 @@ def metric_of_classes(features: np.ndarray, labels: np.ndarray, ridge: float = R
 
 
 def moves(entries: Sequence[Entry], side: int) -> tuple[Entry, ...]:
-  """Return the transforms that only move pixels and do not change their colors.
+  """Return the transforms in `entries` that only move pixels and do not change their colors.
 
   If there are none, return a shift by up to an eighth of the side. The transform `alternate_flip`, which flips in
   every other epoch, becomes a random flip.

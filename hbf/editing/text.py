@@ -87,14 +87,15 @@ class TextEditor(Editor):
     Args:
       prompt: a text of at least one token.
       answer: the text that should follow directly.
-      reach: radius of each center's ball, divided by the distance to the nearest guarded example with another answer.
+      reach: radius of each center's ball, divided by the distance from the center to the nearest guarded example with
+        another answer.
       margin: lead of the right next token's logit over all others at each token of the answer, after the edit.
 
     Raises:
       UserError: prompt or answer is empty, too long, or has characters that the vocabulary lacks. Or the model
-        already writes the answer. Or an earlier edit has a center at the same point. Or the model predicts the same
-        token at all guarded places, and this token is in the answer. Or the points of the answer's tokens are too
-        much alike to tell the tokens apart. In these cases, no edit is made.
+        already writes the answer. Or an earlier edit has a center at a point of this edit. Or the model predicts the
+        same token at all guarded places, and this token is in the answer. Or the points of the answer's tokens are
+        too much alike to tell the tokens apart. In these cases, no edit is made.
     """
     check_options(reach, margin)
     tokens, wanted = encode(self.tokenizer, prompt, answer, self.model.length)
@@ -159,7 +160,13 @@ def check_centers(model: LanguageModel, params: Any) -> None:
 def training_text(workdir: pathlib.Path, config: Any, **moved: str) -> np.ndarray:
   """Return the tokens of a run's training text, without the held-out part.
 
-  Arguments and errors are as for `hbf.editing.editor.task_with_data`.
+  Args:
+    workdir: the run folder.
+    config: the config of the run.
+    **moved: see `hbf.editing.editor.task_with_data`.
+
+  Raises:
+    UserError: the text is missing, or differs from the run's.
   """
   task = task_with_data(workdir, config, **moved)
   return np.asarray(make_splits(task, config.data.validation)['train'].tokens)

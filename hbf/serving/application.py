@@ -103,7 +103,7 @@ class Service:
     """Make the service.
 
     Args:
-      classifier: the image shape and the classes of the classifier, and the form of its answers.
+      classifier: the object that knows the image shape and the classes, and makes answers from logits.
       about: facts about the model, for the page and the address /health.
       batcher: the object that computes the classifier's logits in batches.
       limits: the limits of requests.

@@ -19,14 +19,14 @@ from hbf.errors import UserError
 def nearest_patches(
   workdir: pathlib.Path, checkpoint: str, average: bool, **moved: str
 ) -> Callable[[np.ndarray], list[dict[str, Any]]]:
-  """Return a function that finds the centers with the strongest votes for the answer to an image.
+  """Return a function that finds the centers of the last block that contribute most to the answer to an image.
 
   The function takes an image, uint8 [H, W, C]. It returns a dictionary for each of these centers, with five keys:
 
   - answer: the name of the class that is the answer,
   - center: the number of the center,
   - vote: the center's contribution to the logit of the answer,
-  - patch: a picture of the image that marks the patch through which the center votes most, as a data URL,
+  - patch: a picture of the image that marks the patch with the greatest part of this contribution, as a data URL,
   - nearest: a picture of the training patches nearest to the center, as a data URL.
 
   The training patches come from at most `TRAINING` training images, which are searched before the function is
