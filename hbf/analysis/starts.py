@@ -58,10 +58,10 @@ def initial_params(experiment: Experiment) -> Params:
 
 
 def centers_of(model: ImageClassifier) -> HyperBFCenters:
-  """Return the stage 2 of a network as a module.
+  """Return the Flax module that is stage 2 in the blocks of a network.
 
   Raises:
-    UserError: stage 2 has no centers, or has options that this module does not support.
+    UserError: stage 2 has no centers, or has options that `hbf.analysis.starts` does not support.
   """
   stage = model.trunk.stage2(dtype=jnp.float32) if model.trunk.stage2 else None
   wanted = {
@@ -301,7 +301,7 @@ def usage(found: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
 
 
 def most_used(model: ImageClassifier, params: Params, points: Mapping[str, np.ndarray], count: int) -> dict[str, Any]:
-  """Return the indices of the `count` centers with the greatest `usage` in each block, in increasing order.
+  """Return the indices of the `count` centers with the greatest `usage` in each block. The indices increase.
 
   Args:
     model: the network.

@@ -144,9 +144,9 @@ class Bases(NamedTuple):
 
 
 def open_bases(run: TextRun, seed: int = 0) -> Bases:
-  """Compute the points of the guarded examples, and the metric in which copies of an example are near.
+  """Compute the points of the guarded examples, and the metric of copies in each layer.
 
-  A copy follows a random passage of the training text. `seed` is the seed of these passages.
+  A copy of an example follows a random passage of the training text. `seed` is the seed of these passages.
   """
   copies = points_of_copies(run.model, run.params, passages_of(run, 'train', seed))
   metric = {layer: metric_of(points) for layer, points in copies.items()} | {CONTEXT: np.zeros((0, 0))}
@@ -392,7 +392,7 @@ def measure(workdir: pathlib.Path, count: int = FACTS) -> list[dict[str, Any]]:
     count: number of facts.
 
   Raises:
-    UserError: the run holds out no text, or is of another task. Or its tokenizer lacks a character of a fact.
+    UserError: the run is not of task next_token, it holds out no text, or its tokenizer lacks a character of a fact.
   """
   run = TextRun.of(workdir)
   config = run.restored.config

@@ -144,7 +144,8 @@ def add(
 
   Raises:
     UserError: there is no such block or head, its stage 2 has no units, or a shape is wrong. Or stage 2 normalizes
-      its responses over the centers, so a new center would change all others. Or the network has two resolutions.
+      its responses over the centers, so a new center would change all other responses. Or the network has two
+      resolutions.
   """
   count, stage = count_units(params, block), _stage_of(model)
   rows = {name: _rows(params[name]['stage2'], stage) for name in block_names(model)}

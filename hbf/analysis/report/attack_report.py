@@ -93,9 +93,10 @@ def _right(row: Mapping[str, Any]) -> np.ndarray:
 def _rights(measured: Measured, model: str, levels: int, attacks: Sequence[str]) -> list[np.ndarray]:
   """Return an array for each seed, bool [images]: True for an image that is classified right after each of `attacks`.
 
-  The images are those to which all of these attacks were applied. If no attack was measured, return []. For 0 levels,
-  only the number of right answers is stored. Then an array has that many True at its beginning, and its order does
-  not say which images are right.
+  The images are those to which all of these attacks were applied. If no attack was measured, return [].
+
+  If `levels` is 0, only the number of right answers is stored. Then an array has that many True at its beginning, and
+  its order does not say which images are right.
   """
   if not levels:
     rows = _rows(measured, model, attacks[0], _levels(measured)[1])

@@ -27,8 +27,9 @@ def _unique(rows: Rows, *names: str) -> list[tuple[Any, ...]]:
 
 
 def tables(measured: Mapping[str, Any]) -> str:
-  """Return a Markdown table of the accuracies after all sessions, and one of Split CIFAR-10 if it is measured.
+  """Return a Markdown table of the accuracies after the sessions, and one of Split CIFAR-10 if it is measured.
 
+  The first table has the accuracies after the last session, and the mean of the accuracies after each session.
   Cells are means and standard deviations over draws of the new classes, or over seeds of Split CIFAR-10.
   """
   return '\n\n'.join([_few_shot(measured['rows']), *([_split(measured['split'])] if measured['split'] else [])])

@@ -57,7 +57,7 @@ def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
   """Write a PNG with a panel for each kind of damage, and a last panel for the capacity.
 
   Panels for damage show the share of retrieved images against the number of stored images. The last panel shows the
-  capacity against the dimensions of random patterns.
+  capacity against the number of dimensions of random patterns.
   """
   rows, capacities = measured['completions'], measured['capacities']
   kinds, memories = _unique(rows, 'damage'), _unique(rows, 'memory')
