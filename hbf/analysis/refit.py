@@ -234,7 +234,7 @@ def _factor(tail: Tail, loss: Loss, weights: Any, inputs: Any, rest: Any, target
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-  """The loss on a set of images as a function of the weights W [A + 1, D] of the linear layer.
+  """The loss on a set of images as a function of the weights W [A + 1, D] of a linear layer.
 
   Attributes:
     tail: f, the part of the network after the layer.
@@ -263,11 +263,14 @@ class Problem:
     return self._mean(_gradient, weights)
 
   def product(self, weights: np.ndarray, direction: np.ndarray) -> np.ndarray:
-    """Return the product [A + 1, D] of the Gauss–Newton matrix for λ = 0 with a direction [A + 1, D], in float64."""
+    """Return the product [A + 1, D] of the undamped Gauss–Newton matrix with a direction [A + 1, D], in float64."""
     return self._mean(_product, weights, direction)
 
   def factors(self, weights: np.ndarray, most: int = FACTORED) -> tuple[np.ndarray, np.ndarray]:
-    """Return K-FAC's factors E[r rᵀ] [A + 1, A + 1] and E[Jᵀ H J] [D, D], over tokens of at most `most` images."""
+    """Return K-FAC's factors E[r rᵀ] [A + 1, A + 1] and E[Jᵀ H J] [D, D], over tokens of at most `most` images.
+
+    r is an input of the layer, J the derivative of the logits by its output, and H the Hessian of the loss.
+    """
     part = self.every(-(-len(self.inputs) // most))
     rows = part.inputs.reshape(-1, part.inputs.shape[-1])
     return (rows.T @ rows / len(rows)).astype(np.float64), part._mean(_factor, weights)
@@ -425,7 +428,7 @@ def refit(
   Args:
     problem: the loss on training images.
     held_out: the loss on held-out images.
-    weights: W at the start, [A + 1, D].
+    weights: the weights at the start, [A + 1, D].
     rounds: greatest number of steps.
     iterations: number of products with the Gauss–Newton matrix in a step.
     dampings: the dampings to choose from, as for `Path.step`.
@@ -446,13 +449,13 @@ def refit(
 
 
 def descend(problem: Problem, weights: np.ndarray, rate: float, epochs: int, seed: int) -> np.ndarray:
-  """Minimize the loss by Adam on shuffled batches of at most `BATCH` images. Return W, [A + 1, D].
+  """Minimize the loss by Adam on shuffled batches of at most `BATCH` images. Return the weights, [A + 1, D].
 
   Refits are compared with this ordinary training.
 
   Args:
     problem: the loss on training images.
-    weights: W at the start.
+    weights: the weights at the start.
     rate: learning rate of the first step. It falls to 0 along a cosine.
     epochs: number of passes over the images.
     seed: seed of the order of the images.

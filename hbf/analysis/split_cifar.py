@@ -168,7 +168,7 @@ def learn(network: Network, train: Images, test: Images, rate: float, replay: bo
     train: the training images.
     test: the images to measure on.
     rate: the learning rate of Adam.
-    replay: True to train with replay.
+    replay: True to train also on a memory of images of earlier tasks.
     seed: the seed of the parameters and of the order of the images.
 
   Returns:

@@ -109,7 +109,10 @@ def nearest_distance(centers: np.ndarray) -> float:
 def three_phases(
   model: ImageClassifier, params: Params, images: np.ndarray, labels: np.ndarray, centers: str, seed: int
 ) -> Params:
-  """Return parameters after the first two of the three phases.
+  """Return parameters after the first two of three phases of training.
+
+  Phase 1 sets the centers and σ from the data. Phase 2 solves for the coefficients and the head by least squares.
+  Phase 3 is training by gradients, which is not done here.
 
   Args:
     model: the network.
@@ -166,7 +169,7 @@ def phases_operations(
 
 
 def with_centers(stage: HyperBFCenters, params: Params, points: np.ndarray, centers: str, key: jax.Array) -> Params:
-  """Return the parameters of a stage 2 after the first of the three phases: with new centers, a new σ and a new gain.
+  """Return the parameters of a stage 2 with new centers, a new σ and a new gain, which multiplies the responses.
 
   With the new gain, the mean response of the centers to `points` is 1.
 

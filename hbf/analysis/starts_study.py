@@ -66,9 +66,10 @@ class Arm:
   Attributes:
     name: the name of the arm in tables.
     optimizer: values of config keys that select the optimizer. {}: the optimizer of recipe laptop, AdamW.
-    start: the change before the first step: 'kmeans' or 'tokens' (three phases), 'agop' (metric from the AGOP), or ''
-      (no change).
-    change: the change after half of the steps: 'grow', 'replace' or '' (no change).
+    start: the change before the first step: 'kmeans' or 'tokens' (`hbf.analysis.starts.three_phases`), 'agop' (metric
+      from the AGOP), or '' (no change).
+    change: the change after half of the steps: 'grow' (more centers), 'replace' (new centers in place of the least
+      used), or '' (no change).
     hardest: True if new centers are drawn from tokens of the images with the highest loss, False if from tokens of
       all images.
   """

@@ -149,7 +149,7 @@ def strongest(run: TrainedRun, images: np.ndarray, answers: np.ndarray, count: i
 
 
 def median_share(cast: Sequence[Sequence[Vote]]) -> float:
-  """Return the median over the images of the ratio `lost` / `adds` of each image's strongest vote."""
+  """Return the median over the images of `Vote.lost` / `Vote.adds` for the strongest vote of each image."""
   return float(np.median([votes[0].lost / votes[0].adds for votes in cast]))
 
 
