@@ -336,13 +336,16 @@ class Path(NamedTuple):
   roots: tuple[np.ndarray, np.ndarray]
 
   def step(self, damping: float) -> np.ndarray:
-    """Return the change [A + 1, D] of W for a λ of `damping` times the greatest eigenvalue of `matrix`."""
+    """Return the change [A + 1, D] of the weights that minimizes the quadratic model.
+
+    λ is `damping` times the greatest eigenvalue of `matrix`.
+    """
     ridge = damping * np.linalg.eigvalsh(self.matrix)[-1]
     start = self.slope * np.eye(len(self.matrix))[0]
     return self._back(np.linalg.solve(self.matrix + ridge * np.eye(len(self.matrix)), start))
 
   def random(self, step: np.ndarray, seed: int) -> np.ndarray:
-    """Return a random change of W that has the same norm as the change `step` in K-FAC's coordinates."""
+    """Return a random change of the weights. In K-FAC's coordinates, it has the same norm as the change `step`."""
     left, right = self.roots
     norm = np.linalg.norm(np.linalg.solve(left, step) @ np.linalg.inv(right))
     direction = np.random.default_rng(seed).normal(size=step.shape)
@@ -405,7 +408,7 @@ class Refit(NamedTuple):
   """The result of `refit`.
 
   Attributes:
-    weights: W [A + 1, D] before the first step and after each step.
+    weights: the weights [A + 1, D] before the first step and after each step.
     rounds: the damping and the losses of each step, and of the failed attempt if there is one.
     paths: for each of these rounds, the minima of the quadratic model for every damping.
   """

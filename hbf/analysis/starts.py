@@ -120,7 +120,7 @@ def three_phases(
     images: normalized training images [n, height, width, channels].
     labels: the classes of the images, int [n].
     centers: 'kmeans', or 'tokens' for random tokens in place of k-means.
-    seed: seed of the centers and the codes.
+    seed: seed of the centers and of the `class_codes`.
   """
   stage, keys = centers_of(model), jax.random.split(jax.random.key(seed), model.trunk.depth)
   one_hot = np.eye(model.classes)[labels]
@@ -177,7 +177,7 @@ def with_centers(stage: HyperBFCenters, params: Params, points: np.ndarray, cent
     stage: the stage 2.
     params: its parameters. W must be the identity, and does not change.
     points: its inputs for n images, [n, N, D].
-    centers: name of the initial values, a key of `hbf.nn.hyperbf.CENTERS_INITS`.
+    centers: the way to choose the centers, a key of `hbf.nn.hyperbf.CENTERS_INITS`.
     key: a random key.
   """
   dimensions = points.shape[-1]
