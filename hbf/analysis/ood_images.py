@@ -1,6 +1,7 @@
 """Out-of-distribution images in the shape of a run's training images.
 
-A source of images is a folder, the test split of a data set, or noise. At most `MOST` images of a source are taken.
+The images come from folders and from the test splits of data sets, or are noise. At most `MOST` images of each folder
+and data set are taken.
 """
 
 import pathlib
@@ -24,19 +25,19 @@ NOTHING: Mapping[str, Collection[str]] = {}
 def load_ood_images(
   run: ImageRun, wanted: Sequence[str], without: Mapping[str, Collection[str]] = NOTHING
 ) -> dict[str, np.ndarray]:
-  """Return a dict from the name of each source to its images, uint8 [m, height, width, channels].
+  """Return images, uint8 [m, height, width, channels], by the name of their folder or data set.
 
-  The images get the shape of the run's training images. The source 'noise' is always added: images of random pixels.
+  The images get the shape of the run's training images. The entry 'noise' is always added: images of random pixels.
 
   Args:
     run: the run.
-    wanted: the sources. Each is the path of a folder of images, or the name of a data set. In the result, the name of
-      a folder is the last part of its path.
+    wanted: paths of folders of images, and names of data sets. In the result, the name of a folder is the last part
+      of its path.
     without: the names of the classes to leave out of a data set, by the name of the data set.
 
   Raises:
-    UserError: two sources have the same name, a data set is missing, a folder holds no image, or an image cannot be
-      read.
+    UserError: two folders or data sets have the same name, a data set is missing, a folder holds no image, or an
+      image cannot be read.
   """
   random = np.random.default_rng(0)
   found = {NOISE: random.integers(0, 256, (MOST, *run.task.shape), np.uint8)}

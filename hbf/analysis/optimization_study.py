@@ -70,7 +70,7 @@ def classifier(restored: Restored, workdir: pathlib.Path) -> tuple[ImageClassifi
   """Return the network and the task of a run.
 
   Raises:
-    UserError: the run is not on images, or holds out no images.
+    UserError: the run is not of task classification, or holds out no images.
   """
   model, task = restored.model, restored.task
   if not (isinstance(task, Classification) and isinstance(model, ImageClassifier)):
@@ -127,10 +127,10 @@ def problem(split: Split, tail: refit.Tail, loss: refit.Loss, weights: np.ndarra
 
   Args:
     split: the images.
-    tail: the part of the network behind stage 2.
+    tail: the part of the network after the last block.
     loss: the loss of logits against class probabilities.
-    weights: the trained coefficients, with the bias as the last row, [A + 1, D]. They serve to subtract the output of
-      the trained stage 2 from the last block's tokens.
+    weights: the trained coefficients, with the bias as the last row, [A + 1, D]. From them, the output of the trained
+      stage 2 is computed, and subtracted from the last block's tokens.
     inputs: an index in `split.seen.inputs`: 0 for the responses of the trained stage 2, 1 for those of the untrained
       one.
   """
@@ -332,9 +332,10 @@ def _refit_head(restored: Restored, split: Splits) -> list[dict[str, Any]]:
 
 
 def measure_agop(restored: Restored) -> list[dict[str, Any]]:
-  """Compare the AGOP of each block with the matrices of its stage 2, and with random matrices.
+  """Compare the AGOP of each block with matrices of its stage 2, and with random matrices.
 
-  Return a row for each matrix of the trained network, and of the network at initialization.
+  The matrices of a stage 2 are those of `hbf.analysis.agop.feature_matrices`. Return a row for each of them, in the
+  trained network and in the network at initialization.
   """
   model, task = classifier(restored, pathlib.Path())
   source = make_splits(task, restored.config.data.validation)['train']
@@ -356,9 +357,8 @@ def measure_agop(restored: Restored) -> list[dict[str, Any]]:
 
 
 def _units(stage: Any) -> int:
-  """Return the number of centers of all heads of a stage 2, or of outputs of an MLP's first layer."""
   if 'hidden' in stage:
-    return int(stage['hidden']['kernel'].shape[-1])
+    return int(stage['hidden']['kernel'].shape[-1])  # in a gated MLP, gates and values count
   return int(np.prod(stage['centers'].shape[:2]))
 
 

@@ -8,15 +8,16 @@ the hidden units. The last block then returns the tokens
 
     z_n = y_n + Wᵀ r_n,        W [A + 1, D]: the coefficients and the bias,
 
-where y_n is the rest of the residual stream. Let f be the rest of the network: the final LayerNorm, pooling and
-head. It maps the N tokens of an image to logits f(z), and is not linear. So the loss is expanded around the present
-W. Let J_n = ∂f/∂z_n. The change Δ of W moves the logits by u(Δ) = Σ_n J_n Δᵀ r_n in first order. Let g and H be the
-gradient and the Hessian of the loss ℓ with respect to the logits. The Gauss–Newton model of the mean loss is
+where y_n is the token without the output of stage 2. Let f be the part of the network after the last block: the final
+LayerNorm, pooling and head. It maps the N tokens of an image to logits f(z), and is not linear. So the loss is
+expanded around the present W. Let J_n = ∂f/∂z_n. The change Δ of W moves the logits by u(Δ) = Σ_n J_n Δᵀ r_n in first
+order. Let g and H be the gradient and the Hessian of the loss ℓ with respect to the logits. The Gauss–Newton model of
+the mean loss, with a damping λ, is
 
     q(Δ) = mean over images of [g·u(Δ) + u(Δ)ᵀ H u(Δ) / 2] + λ ‖Δ‖² / 2.
 
 It is a ridge regression in Δ, and it has one minimum. For the cross-entropy H = diag(p) − ppᵀ. For a squared distance
-to class codes H = I, and q is the exact least-squares problem of the linearized rest.
+to class codes H = I, and q is exact apart from the linearization of f.
 
 The head can be refitted too. Then the layer computes the logits themselves: they are its only "token" z, and f is the
 identity. So q is exact for the squared loss, and a step is a Newton step for the cross-entropy.
@@ -56,7 +57,7 @@ DAMPINGS = tuple(float(z) for z in np.logspace(-3, 1, 9))  # λ, divided by the 
 
 
 class Rest(ImageClassifier):
-  """The part of a classifier behind the last block: final LayerNorm, pooling and head."""
+  """The part of a classifier after the last block: final LayerNorm, pooling and head."""
 
   @nn.compact
   def __call__(self, tokens: jax.Array) -> jax.Array:  # type: ignore[override]  # a part takes tokens, not images
@@ -233,10 +234,10 @@ def _factor(tail: Tail, loss: Loss, weights: Any, inputs: Any, rest: Any, target
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-  """The loss on a set of images as a function of the weights W [A + 1, D] of the linear layer.
+  """The loss on a set of images as a function of the weights W [A + 1, D] of a linear layer.
 
   Attributes:
-    tail: f, the part of the network behind the layer.
+    tail: f, the part of the network after the layer.
     loss: ℓ, the loss of each image.
     inputs: r, the A inputs of the layer and a 1 for its bias, [n, N, A + 1].
     rest: y, the tokens without the output of the layer, [n, N, D].
@@ -262,11 +263,14 @@ class Problem:
     return self._mean(_gradient, weights)
 
   def product(self, weights: np.ndarray, direction: np.ndarray) -> np.ndarray:
-    """Return the product [A + 1, D] of the Gauss–Newton matrix for λ = 0 with a direction [A + 1, D], in float64."""
+    """Return the product [A + 1, D] of the undamped Gauss–Newton matrix with a direction [A + 1, D], in float64."""
     return self._mean(_product, weights, direction)
 
   def factors(self, weights: np.ndarray, most: int = FACTORED) -> tuple[np.ndarray, np.ndarray]:
-    """Return K-FAC's factors E[r rᵀ] [A + 1, A + 1] and E[Jᵀ H J] [D, D], over tokens of at most `most` images."""
+    """Return K-FAC's factors E[r rᵀ] [A + 1, A + 1] and E[Jᵀ H J] [D, D], over tokens of at most `most` images.
+
+    r is an input of the layer, J the derivative of the logits by its output, and H the Hessian of the loss.
+    """
     part = self.every(-(-len(self.inputs) // most))
     rows = part.inputs.reshape(-1, part.inputs.shape[-1])
     return (rows.T @ rows / len(rows)).astype(np.float64), part._mean(_factor, weights)
@@ -291,7 +295,7 @@ class Problem:
     return len(self.inputs) * self._count(_gradient, 1)
 
   def _count(self, function: Any, directions: int) -> float:
-    """Return the number of operations of a function for one image, if it takes `directions` matrices [A + 1, D]."""
+    """Return the number of operations of a function that `_apply` calls with one image and `directions` matrices."""
     example = [jax.ShapeDtypeStruct((1, *z.shape[1:]), z.dtype) for z in (self.inputs, self.rest, self.targets)]
     weights = jax.ShapeDtypeStruct((self.inputs.shape[-1], self.rest.shape[-1]), self.rest.dtype)
     return float(count_flops(functools.partial(function, self.tail, self.loss), *[weights] * directions, *example))
@@ -308,7 +312,7 @@ class Problem:
       yield function(self.tail, self.loss, *given, self.inputs[part], self.rest[part], self.targets[part])
 
   def _mean(self, function: Any, *directions: np.ndarray) -> np.ndarray:
-    """Return the mean over all images, in float64, of a function that computes the sum over a batch (`_apply`)."""
+    """Return a mean over all images, in float64. For each batch, `function` computes the sum (`_apply`)."""
     sums = [np.asarray(part, np.float64) for part in self._apply(function, *directions)]
     return np.sum(sums, axis=0) / len(self.inputs)
 
@@ -332,13 +336,16 @@ class Path(NamedTuple):
   roots: tuple[np.ndarray, np.ndarray]
 
   def step(self, damping: float) -> np.ndarray:
-    """Return the change [A + 1, D] of W for a λ of `damping` times the greatest eigenvalue of `matrix`."""
+    """Return the change [A + 1, D] of the weights that minimizes the quadratic model.
+
+    λ is `damping` times the greatest eigenvalue of `matrix`.
+    """
     ridge = damping * np.linalg.eigvalsh(self.matrix)[-1]
     start = self.slope * np.eye(len(self.matrix))[0]
     return self._back(np.linalg.solve(self.matrix + ridge * np.eye(len(self.matrix)), start))
 
   def random(self, step: np.ndarray, seed: int) -> np.ndarray:
-    """Return a random change of W that has the same norm as the change `step` in K-FAC's coordinates."""
+    """Return a random change of the weights. In K-FAC's coordinates, it has the same norm as the change `step`."""
     left, right = self.roots
     norm = np.linalg.norm(np.linalg.solve(left, step) @ np.linalg.inv(right))
     direction = np.random.default_rng(seed).normal(size=step.shape)
@@ -401,7 +408,7 @@ class Refit(NamedTuple):
   """The result of `refit`.
 
   Attributes:
-    weights: W [A + 1, D] before the first step and after each step.
+    weights: the weights [A + 1, D] before the first step and after each step.
     rounds: the damping and the losses of each step, and of the failed attempt if there is one.
     paths: for each of these rounds, the minima of the quadratic model for every damping.
   """
@@ -424,10 +431,10 @@ def refit(
   Args:
     problem: the loss on training images.
     held_out: the loss on held-out images.
-    weights: W at the start, [A + 1, D].
+    weights: the weights at the start, [A + 1, D].
     rounds: greatest number of steps.
     iterations: number of products with the Gauss–Newton matrix in a step.
-    dampings: the dampings to choose from.
+    dampings: the dampings to choose from, as for `Path.step`.
   """
   done = Refit([np.asarray(weights, np.float64)], [], [])
   best = held_out.value(weights)
@@ -445,13 +452,13 @@ def refit(
 
 
 def descend(problem: Problem, weights: np.ndarray, rate: float, epochs: int, seed: int) -> np.ndarray:
-  """Minimize the loss by Adam on shuffled batches of at most `BATCH` images. Return W, [A + 1, D].
+  """Minimize the loss by Adam on shuffled batches of at most `BATCH` images. Return the weights, [A + 1, D].
 
   Refits are compared with this ordinary training.
 
   Args:
     problem: the loss on training images.
-    weights: W at the start.
+    weights: the weights at the start.
     rate: learning rate of the first step. It falls to 0 along a cosine.
     epochs: number of passes over the images.
     seed: seed of the order of the images.

@@ -76,7 +76,6 @@ def keep_top(count: int) -> Callable[..., Any]:
 
 
 def _is_among(values: jax.Array, count: int) -> jax.Array:
-  """Return an array like `values` that is True for the `count` greatest values along the last axis."""
   values = jax.lax.stop_gradient(values)
   rest = values  # on a CPU, this loop is faster than a sort
   for _ in range(count - 1):
@@ -86,7 +85,7 @@ def _is_among(values: jax.Array, count: int) -> jax.Array:
 
 @functools.cache
 def make_model(name: str) -> ImageClassifier:
-  """Return a small network for images of 32×32 pixels: 16 tokens, two blocks."""
+  """Return a small network for images of 32×32 pixels: 16 tokens, two blocks. `name` is the model in a config."""
   config = get_config(f'cifar10:model={name},recipe=laptop')
   config.model.update(width=64, depth=2, heads=4, patch=8, stem='patch', pool='mean')
   if name == 'vit':
@@ -103,7 +102,7 @@ class Network:
     Args:
       arm: the kind of network.
       mean: the mean of each channel of the training images, with white as 1.
-      std: their standard deviation.
+      std: the standard deviation of each channel, in the same units.
     """
     model = make_model(arm.model)
 
@@ -169,7 +168,7 @@ def learn(network: Network, train: Images, test: Images, rate: float, replay: bo
     train: the training images.
     test: the images to measure on.
     rate: the learning rate of Adam.
-    replay: True to train with replay.
+    replay: True to train also on a memory of images of earlier tasks.
     seed: the seed of the parameters and of the order of the images.
 
   Returns:

@@ -58,10 +58,10 @@ def initial_params(experiment: Experiment) -> Params:
 
 
 def centers_of(model: ImageClassifier) -> HyperBFCenters:
-  """Return the stage 2 of a network as a module.
+  """Return the Flax module that is stage 2 in the blocks of a network.
 
   Raises:
-    UserError: stage 2 has no centers, or has options that this module does not support.
+    UserError: stage 2 has no centers, or has options that `hbf.analysis.starts` does not support.
   """
   stage = model.trunk.stage2(dtype=jnp.float32) if model.trunk.stage2 else None
   wanted = {
@@ -109,7 +109,10 @@ def nearest_distance(centers: np.ndarray) -> float:
 def three_phases(
   model: ImageClassifier, params: Params, images: np.ndarray, labels: np.ndarray, centers: str, seed: int
 ) -> Params:
-  """Return parameters after the first two of the three phases.
+  """Return parameters after the first two of three phases of training.
+
+  Phase 1 sets the centers and σ from the data. Phase 2 solves for the coefficients and the head by least squares.
+  Phase 3 is training by gradients, which is not done here.
 
   Args:
     model: the network.
@@ -117,7 +120,7 @@ def three_phases(
     images: normalized training images [n, height, width, channels].
     labels: the classes of the images, int [n].
     centers: 'kmeans', or 'tokens' for random tokens in place of k-means.
-    seed: seed of the centers and the codes.
+    seed: seed of the centers and of the `class_codes`.
   """
   stage, keys = centers_of(model), jax.random.split(jax.random.key(seed), model.trunk.depth)
   one_hot = np.eye(model.classes)[labels]
@@ -166,7 +169,7 @@ def phases_operations(
 
 
 def with_centers(stage: HyperBFCenters, params: Params, points: np.ndarray, centers: str, key: jax.Array) -> Params:
-  """Return the parameters of a stage 2 after the first of the three phases: with new centers, a new σ and a new gain.
+  """Return the parameters of a stage 2 with new centers, a new σ and a new gain, which multiplies the responses.
 
   With the new gain, the mean response of the centers to `points` is 1.
 
@@ -174,7 +177,7 @@ def with_centers(stage: HyperBFCenters, params: Params, points: np.ndarray, cent
     stage: the stage 2.
     params: its parameters. W must be the identity, and does not change.
     points: its inputs for n images, [n, N, D].
-    centers: name of the initial values, a key of `hbf.nn.hyperbf.CENTERS_INITS`.
+    centers: the way to choose the centers, a key of `hbf.nn.hyperbf.CENTERS_INITS`.
     key: a random key.
   """
   dimensions = points.shape[-1]
@@ -301,7 +304,7 @@ def usage(found: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
 
 
 def most_used(model: ImageClassifier, params: Params, points: Mapping[str, np.ndarray], count: int) -> dict[str, Any]:
-  """Return the indices of the `count` centers with the greatest `usage` in each block, in increasing order.
+  """Return the indices of the `count` centers with the greatest `usage` in each block. The indices increase.
 
   Args:
     model: the network.

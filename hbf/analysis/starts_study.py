@@ -3,8 +3,8 @@
 python -m hbf.analysis.starts_study                    # trains 16 small networks on CIFAR-10: 15 minutes of a core
 python -m hbf.analysis.starts_study --report           # draws the table and the picture again, from stored numbers
 
-All runs are ordinary runs of `hbf.training.loop.train` with the same batches. An arm edits the parameters before the
-first step, or the state after half of the steps. docs/research/starts.md explains the results.
+All runs are ordinary runs of `hbf.training.loop.train` with the same batches. An arm may change the parameters before
+the first step, or the training state after half of the steps. docs/research/starts.md explains the results.
 """
 
 import contextlib
@@ -66,10 +66,12 @@ class Arm:
   Attributes:
     name: the name of the arm in tables.
     optimizer: values of config keys that select the optimizer. {}: the optimizer of recipe laptop, AdamW.
-    start: the edit before the first step: 'kmeans' or 'tokens' (three phases), 'agop' (metric from the AGOP), or ''
-      (no edit).
-    change: the edit after half of the steps: 'grow', 'replace' or '' (no edit).
-    hardest: True if new centers are tokens of the images with the highest loss, False if of any images.
+    start: the change before the first step: 'kmeans' or 'tokens' (`hbf.analysis.starts.three_phases`), 'agop' (metric
+      from the AGOP), or '' (no change).
+    change: the change after half of the steps: 'grow' (more centers), 'replace' (new centers in place of the least
+      used), or '' (no change).
+    hardest: True if new centers are drawn from tokens of the images with the highest loss, False if from tokens of
+      all images.
   """
 
   name: str
@@ -111,8 +113,8 @@ class Leg(NamedTuple):
   """A part of a run.
 
   Attributes:
-    first: the number of steps before it.
-    last: the number of steps at its end.
+    first: the number of steps of the run before this part.
+    last: the number of steps of the run before and in this part.
     step: the cost of a step.
     held_out: the accuracy on held-out images in percent, by step.
     result: the content of result.json. None if the run was stopped before its last step.
@@ -177,7 +179,7 @@ def classifier(experiment: Experiment) -> ImageClassifier:
   return experiment.model
 
 
-def edited_start(arm: Arm, experiment: Experiment, folder: pathlib.Path) -> tuple[dict[str, Any], Cost]:
+def changed_start(arm: Arm, experiment: Experiment, folder: pathlib.Path) -> tuple[dict[str, Any], Cost]:
   """Return the parameters with which an arm starts, and the cost of making them."""
   model, params, seed = classifier(experiment), starts.initial_params(experiment), experiment.config.seed
   images, shape = read_images(experiment, SEEN), experiment.task.shape
@@ -197,7 +199,7 @@ def edited_start(arm: Arm, experiment: Experiment, folder: pathlib.Path) -> tupl
 
 
 def restored_state(experiment: Experiment, workdir: pathlib.Path) -> TrainState:
-  """Return the newest state of a run."""
+  """Return the training state in the newest checkpoint of a run."""
   first = next(experiment.inputs['train'].stacks(experiment.order, 0, [1], experiment.steps_per_call))
   shapes = jax.eval_shape(make_init(experiment, experiment.objective), experiment.inputs['train'].resident, first, {})
   with contextlib.closing(Checkpoints(workdir / 'checkpoints', read_only=True)) as checkpoints:
@@ -209,8 +211,8 @@ def changed_state(arm: Arm, before: Experiment, state: TrainState, size: int) ->
 
   Args:
     arm: the arm.
-    before: the experiment until the change.
-    state: the state of the experiment after half of the steps.
+    before: the experiment that trained for the first half of the steps.
+    state: its state after these steps.
     size: number of centers of a block after the change.
   """
   model, images = classifier(before), read_images(before, SEARCHED)
@@ -232,7 +234,10 @@ def changed_state(arm: Arm, before: Experiment, state: TrainState, size: int) ->
 
 
 def make_experiment(config: ConfigDict, dataset: Any = None, changes: Mapping[str, Any] | None = None) -> Experiment:
-  """Return the experiment of a config with changed keys, on one device."""
+  """Return an experiment on one device: that of a config in which the keys in `changes` have other values.
+
+  If `dataset` is None, the experiment opens the data set that the config names.
+  """
   changed = config.copy_and_resolve_references()
   changed.update_from_flattened_dict(dict(changes or {}))
   return prepare(changed, devices=jax.devices()[:1], dataset=dataset)
@@ -252,7 +257,7 @@ def run_arm(arm: Arm, config: ConfigDict, seed: int, dataset: Dataset | None = N
 
   Args:
     arm: the arm.
-    config: the config that all arms share. The arm sets only the optimizer.
+    config: the config that all arms share. The arm's optimizer replaces the optimizer of the config.
     seed: seed of the parameters and of the order of the images.
     dataset: the data set. None: the one that the config names.
   """
@@ -267,7 +272,7 @@ def _run_arm(arm: Arm, config: ConfigDict, folder: pathlib.Path, dataset: Datase
   size, legs = config.model.stage2.centers, []
   costs = [Cost()]
   if arm.start:
-    params, costs[0] = edited_start(arm, experiment, folder)
+    params, costs[0] = changed_start(arm, experiment, folder)
     write(folder / 'run', experiment, params)
   if arm.change:
     half = {'model.stage2.centers': size // 2} if arm.change == 'grow' else {}
@@ -286,8 +291,8 @@ def row_of(arm: Arm, experiment: Experiment, legs: Sequence[Leg], costs: Sequenc
   Args:
     arm: the arm.
     experiment: the run.
-    legs: the parts of the run: two if its state is edited after half of the steps, otherwise one.
-    costs: for each part, the cost of the edit before it.
+    legs: the parts of the run: two if the arm changes the state after half of the steps, otherwise one.
+    costs: for each part, the cost of the change before it.
   """
   curve, total, edits = [], Cost(), Cost()
   for leg, cost in zip(legs, costs, strict=True):

@@ -17,7 +17,7 @@ from hbf.models.edited import LAST, Observed
 
 
 class TextTrial(NamedTuple):
-  """The options of a method.
+  """One choice of a method's options.
 
   Attributes:
     layer: name of the layer that gives the points.
@@ -32,11 +32,11 @@ class TextTrial(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TextMethod:
-  """A method and its trials: one for a lookup, eight for every other method.
+  """A method, and the choices of its options that are tried.
 
   Attributes:
     method: the method.
-    trials: the options to choose from.
+    trials: the choices of options: one for a lookup of contexts, eight for every other method.
     names: True if prompts with invented names are guarded examples, in addition to the training text. They are not
       the prompts by which the methods are scored.
   """
@@ -52,7 +52,7 @@ def _on_layers(name: str, reaches: Sequence[float], margins: Sequence[float], na
 
 
 def _lookup(of_prompt: bool) -> Respond:
-  """Return a function that computes the responses of a lookup: 1 to some contexts, and 0 to all others.
+  """Return a function that computes the responses of a lookup of contexts: 1 to those it finds, 0 to all others.
 
   Args:
     of_prompt: True if the response is 1 to every context that ends with the edited context. False if it is 1 only to

@@ -57,7 +57,7 @@ class Split(NamedTuple):
   - 'prompt': the places of a fact's answer after its prompt,
   - 'copies': the places of the answer after a passage and the prompt, for `COPIES` passages of the split,
   - 'reworded': the places of the answer after the reworded prompt,
-  - 'controls': the places of the model's own continuations of the control prompts,
+  - 'controls': the places of the model's own continuations of control prompts, which have other names,
   - 'text': all places of some windows of the split.
 
   Attributes:
@@ -114,7 +114,8 @@ def open_split(run: TextRun, name: str, facts: Sequence[Fact], windows: int, see
 def observed(run: TextRun, places: Places) -> dict[str, Observed]:
   """Return what the model computes at some places, by the name of the layer whose outputs are the points.
 
-  `CONTEXT` is an additional name, for lookups. Its points are the tokens of the contexts (`contexts`).
+  `CONTEXT` is an additional name, for methods that look up contexts. Its points are the contexts themselves
+  (`hbf.analysis.text_facts.contexts`).
   """
   seen = read(run.model, run.params, places)
   return seen | {CONTEXT: seen[LAST]._replace(points=contexts(places))}
@@ -144,9 +145,9 @@ class Bases(NamedTuple):
 
 
 def open_bases(run: TextRun, seed: int = 0) -> Bases:
-  """Compute the points of the guarded examples, and the metric in which copies of an example are near.
+  """Compute the points of the guarded examples, and the metric of copies in each layer.
 
-  A copy follows a random passage of the training text. `seed` is the seed of these passages.
+  A copy of an example follows a random passage of the training text. `seed` is the seed of these passages.
   """
   copies = points_of_copies(run.model, run.params, passages_of(run, 'train', seed))
   metric = {layer: metric_of(points) for layer, points in copies.items()} | {CONTEXT: np.zeros((0, 0))}
@@ -201,8 +202,8 @@ def scores(logits: Mapping[str, np.ndarray], split: Split, facts: range) -> dict
   Returns:
     In percent, 'prompt': share of the facts that the model writes after the prompt. 'copies': the same after a
     passage and the prompt. 'reworded': the same after the reworded prompt. 'controls': share of the control prompts
-    whose continuation changes. 'changed': share of the places of the text whose answer changes. And 'bits': bits for
-    each token of the text.
+    whose continuation changes. 'changed': share of the places of the text whose answer changes. Not in percent,
+    'bits': the loss for each token of the text, in bits.
   """
   found = {name: 100 * float(np.mean(_written(logits[name], split, name, facts))) for name in SETS}
   found['controls'] = 100 - found['controls']
@@ -244,9 +245,9 @@ def many(edits: Edits, counts: Sequence[int]) -> list[dict[str, float]]:
 
 
 def tried(wanted: TextMethod, bases: Bases, split: Split, count: int) -> list[dict[str, Any]]:
-  """Teach the first `count` facts in each trial of a method, first one at a time, then all together.
+  """Teach the first `count` facts with each choice of a method's options: one at a time, and all together.
 
-  Return a dict for each trial. It has the options and the mean scores of single facts (`alone`). Its entry 'many' is
+  Return a dict for each choice. It has the options and the mean scores of single facts (`alone`). Its entry 'many' is
   the list that `many` returns for all these facts.
   """
   found = []
@@ -257,7 +258,7 @@ def tried(wanted: TextMethod, bases: Bases, split: Split, count: int) -> list[di
 
 
 def best(found: Sequence[Mapping[str, float]], most: float) -> int:
-  """Return the index of the best trial.
+  """Return the index of the best choice of a method's options, a trial.
 
   A trial is allowed if it changes at most `most` percent of the answers in the text. The best allowed trial has the
   greatest harmonic mean of two shares: facts written after passages, and control prompts whose continuation stays
@@ -379,7 +380,7 @@ def measure(workdir: pathlib.Path, count: int = FACTS) -> list[dict[str, Any]]:
   The options of a method are chosen twice: once for single facts, which are taught one at a time, and once for many
   facts, which are taught together. The row of a method has these keys:
 
-  - 'trials': the results of all trials,
+  - 'trials': the results of all trials, which are choices of the options,
   - 'best' and 'best_of_many': the indices of the trials that are best for single facts and for many facts,
   - 'alone': the scores for single facts with the trial 'best',
   - 'many': the scores for many facts with the trial 'best_of_many',
@@ -392,7 +393,7 @@ def measure(workdir: pathlib.Path, count: int = FACTS) -> list[dict[str, Any]]:
     count: number of facts.
 
   Raises:
-    UserError: the run holds out no text, or is of another task. Or its tokenizer lacks a character of a fact.
+    UserError: the run is not of task next_token, it holds out no text, or its tokenizer lacks a character of a fact.
   """
   run = TextRun.of(workdir)
   config = run.restored.config

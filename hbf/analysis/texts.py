@@ -164,7 +164,7 @@ def top_places(responses: np.ndarray, count: int) -> list[list[Place]]:
 
 
 def context(run: TextRun, windows: np.ndarray, place: Place, before: int = 24) -> str:
-  """Return a token in brackets, with the text of at most `before` tokens before it."""
+  """Return the text of the token at a place, in brackets, after the text of at most `before` earlier tokens."""
   start = max(0, place.token - before)
   past = run.shown(windows[place.window, start : place.token].tolist())
   return f'{past}[{run.shown([windows[place.window, place.token]])}]'

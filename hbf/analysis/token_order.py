@@ -44,7 +44,7 @@ def distances(model: LanguageModel, params: Any, tokens: jax.Array) -> dict[str,
   Args:
     model: the network.
     params: its parameters.
-    tokens: int32 [B, N].
+    tokens: windows of text, int32 [B, N].
 
   Returns:
     An array [heads] for each block whose stage 1 has queries, keys and values, by the name of the block.
@@ -92,7 +92,10 @@ def toeplitz_share(matrix: np.ndarray) -> float:
 def measure(
   workdir: pathlib.Path, checkpoint: str = 'latest', dir: str = '', root: str = ''
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-  """Return the statistics of stage 1 by block, which can be written as JSON. Return also the result of `spatial`.
+  """Return statistics of stage 1 by block, which can be written as JSON, and the result of `spatial`.
+
+  For attention, the statistics are the `distances`, and the learned sigmas and position offsets. For gMLP, they are
+  the `toeplitz_share`.
 
   Args:
     workdir: folder of a run on texts.

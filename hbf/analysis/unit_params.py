@@ -114,7 +114,7 @@ class Resized(NamedTuple):
   Attributes:
     model: the network. All heads of all its blocks have the same number of units.
     params: the parameters.
-    unit: the number of the added unit in its block. −1 after a removal.
+    unit: the index of the added unit in its block. −1 after a removal.
   """
 
   model: nn.Module
@@ -127,7 +127,8 @@ def add(
 ) -> Resized:
   """Add a unit to a block. Stage 2 becomes z(y) + R(y) c, where R is the response of the new unit.
 
-  All heads of all blocks of a network have the same number of units. So every other head gets a silent unit.
+  All heads of all blocks of a network have the same number of units. So every other head gets a silent unit, which
+  has coefficients 0.
 
   If centers have a learned σ or radius, a new center gets the mean over its head's centers. For σ, it is the mean of
   log σ. If the coefficients of the stage are linear functions of the token, those of the new center are constant.
@@ -144,7 +145,8 @@ def add(
 
   Raises:
     UserError: there is no such block or head, its stage 2 has no units, or a shape is wrong. Or stage 2 normalizes
-      its responses over the centers, so a new center would change all others. Or the network has two resolutions.
+      its responses over the centers, so a new center would change all other responses. Or the network has two
+      resolutions.
   """
   count, stage = count_units(params, block), _stage_of(model)
   rows = {name: _rows(params[name]['stage2'], stage) for name in block_names(model)}
@@ -167,11 +169,13 @@ def add(
 def remove(model: Any, params: Params, block: str, unit: int) -> Resized:
   """Remove a unit from a block, and a silent unit from every other head of every block. This undoes `add`.
 
+  The coefficients of a silent unit are 0.
+
   Args:
     model: the network.
     params: its parameters.
     block: name of a block.
-    unit: number of the unit, from 0.
+    unit: index of the unit.
 
   Raises:
     UserError: as for `add`. Or there is no such unit, or another head has no silent unit.

@@ -25,7 +25,7 @@ Measured = Mapping[str, Any]
 
 
 def table(measured: Measured) -> str:
-  """Return a Markdown table with a row for each model and each value of `levels`, and notes below the table.
+  """Return a Markdown table with a row for each model and greatest change of a pixel, and notes below the table.
 
   Square may attack fewer images than APGD. Then the third column is about all images that APGD attacks, and the
   columns to its right are about the images that both attack.
@@ -51,7 +51,7 @@ def table(measured: Measured) -> str:
 
 
 def _line(measured: Measured, model: str, levels: int, few: int) -> tuple[str, ...]:
-  """Return the cells of the row for a model and a value of `levels`.
+  """Return the cells of the row for a model and `levels`, the greatest change of a pixel.
 
   `few` is the number of images that both APGD and Square attack.
   """
@@ -81,7 +81,7 @@ def _levels(measured: Measured) -> list[int]:
 
 
 def _rows(measured: Measured, model: str, attack: str, levels: int) -> list[Mapping[str, Any]]:
-  """Return the stored row of each of a model's runs, for one attack and value of `levels`."""
+  """Return the stored row of each of a model's runs, for an attack that changes a pixel by at most `levels`."""
   rows = [row for row in measured['rows'] if (row['model'], row['attack'], row['levels']) == (model, attack, levels)]
   return [*{row['run']: row for row in rows}.values()]  # if a run has several rows, the last row counts
 
@@ -93,9 +93,10 @@ def _right(row: Mapping[str, Any]) -> np.ndarray:
 def _rights(measured: Measured, model: str, levels: int, attacks: Sequence[str]) -> list[np.ndarray]:
   """Return an array for each seed, bool [images]: True for an image that is classified right after each of `attacks`.
 
-  The images are those to which all of these attacks were applied. If no attack was measured, return []. For 0 levels,
-  only the number of right answers is stored. Then an array has that many True at its beginning, and its order does
-  not say which images are right.
+  The images are those to which all of these attacks were applied. If no attack was measured, return [].
+
+  An attack changes a pixel by at most `levels`. If `levels` is 0, only the number of right answers is stored. Then an
+  array has that many True at its beginning, and its order does not say which images are right.
   """
   if not levels:
     rows = _rows(measured, model, attacks[0], _levels(measured)[1])
@@ -122,7 +123,7 @@ def _accuracy(rights: Sequence[np.ndarray]) -> Estimate:
 
 
 def _differences(measured: Measured) -> list[str]:
-  """Return a sentence for each value of `levels` above 0 and each model but the first.
+  """Return a sentence for each greatest change of a pixel above 0 and each model but the first.
 
   It states the model's accuracy after APGD minus the first model's accuracy after APGD.
   """

@@ -107,7 +107,7 @@ def _accuracy(outcomes: np.ndarray) -> Estimate:
 
 
 def _ahead(measured: Measured, first: str, other: str, names: Sequence[str]) -> Estimate:
-  """Return the accuracy of the first model minus the accuracy of another model, paired over images."""
+  """Return model `first`'s accuracy minus model `other`'s, under the corruptions `names`, paired over images."""
   [found] = differences([_outcomes(measured, model, names) for model in (other, first)])
   assert found.low is not None and found.high is not None  # there are at least two images
   return Estimate(found.estimate, found.low, found.high)

@@ -24,7 +24,7 @@ SHARES = (('dead', 'dead, %'), ('constant', 'constant, %'))  # shares of the cen
 def table(measured: dict[str, Any]) -> str:
   """Return a Markdown table with a row for each setting of stage 2.
 
-  A cell has the range of a score over the blocks: at initialization before the arrow, and after training behind it.
+  A cell has two ranges of a score over the blocks: at initialization → after training.
   """
   header = ('stage 2', *(label for _, label in (*SCORES, *SHARES)), f'test {ACCURACY.label}')
   rows = []

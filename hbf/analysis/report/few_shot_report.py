@@ -27,9 +27,11 @@ def _unique(rows: Rows, *names: str) -> list[tuple[Any, ...]]:
 
 
 def tables(measured: Mapping[str, Any]) -> str:
-  """Return a Markdown table of the accuracies after all sessions, and one of Split CIFAR-10 if it is measured.
+  """Return a Markdown table of sessions, and one of Split CIFAR-10 if it is measured.
 
-  Cells are means and standard deviations over draws of the new classes, or over seeds of Split CIFAR-10.
+  A session adds five classes to a classifier of CIFAR-100. The first table has the accuracies after the last session,
+  and the mean of the accuracies after each session. Cells are means and standard deviations over draws of the new
+  classes, or over seeds of Split CIFAR-10.
   """
   return '\n\n'.join([_few_shot(measured['rows']), *([_split(measured['split'])] if measured['split'] else [])])
 
@@ -75,7 +77,7 @@ def _split(rows: Rows) -> str:
 
 
 def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
-  """Write a PNG with a panel for each network: its accuracy after each session.
+  """Write a PNG with a panel for each network: its accuracy after each session of new classes.
 
   If Split CIFAR-10 was measured, a last panel shows the accuracy after each of its tasks.
   """

@@ -31,8 +31,9 @@ def _values(rows: Rows, value: str, **wanted: Any) -> np.ndarray:
 def table(measured: Mapping[str, Any]) -> str:
   """Return a Markdown table with a row for each kind of damage and each memory. All values are means over the seeds.
 
-  A row has the share of retrieved images for each number of stored images. For the greatest number of stored images,
-  it also has the root mean square errors of the completed images.
+  An image is retrieved if its completion is nearer to it than to any other stored image. A row has the share of
+  retrieved images for each number of stored images. For the greatest number of stored images, it also has the root
+  mean square errors of the completed images.
   """
   rows = measured['completions']
   counts = _unique(rows, 'stored')
@@ -57,7 +58,7 @@ def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
   """Write a PNG with a panel for each kind of damage, and a last panel for the capacity.
 
   Panels for damage show the share of retrieved images against the number of stored images. The last panel shows the
-  capacity against the dimensions of random patterns.
+  greatest number of random patterns of which a memory retrieves 99%, against their number of dimensions.
   """
   rows, capacities = measured['completions'], measured['capacities']
   kinds, memories = _unique(rows, 'damage'), _unique(rows, 'memory')

@@ -77,7 +77,7 @@ def agop_table(measured: Mapping[str, Any]) -> str:
   """Return a Markdown table with a row for each network, matrix of stage 2 and block.
 
   A cell has the correlation of the block's AGOP with the matrix, in the trained or the untrained network. In a column
-  'random', it has the 97.5% quantile of the AGOP's correlations with random matrices.
+  'random', a cell has the 97.5% quantile of the AGOP's correlations with random matrices.
   """
   header = (
     'network',

@@ -56,7 +56,7 @@ class Gallery:
   Attributes:
     images: a data URL and the text below it, for each image.
     caption: text below the gallery.
-    width: width of an image in CSS pixels. A small screen may show less.
+    width: width of an image in CSS pixels. On a narrow screen, images may be smaller.
   """
 
   images: Sequence[tuple[str, str]]

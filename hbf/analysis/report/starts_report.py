@@ -1,6 +1,6 @@
 """Table and picture of ways to start, grow and replace centers, from `hbf.analysis.starts_study`.
 
-Each way is an arm. Two arms, AdamW and Muon, train without such changes. The others are compared to them.
+Each way is an arm. Two more arms, AdamW and Muon, are ordinary training. The other arms are compared to these two.
 """
 
 import pathlib

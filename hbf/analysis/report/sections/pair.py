@@ -108,7 +108,10 @@ def _alignments(one: TrainedRun, other: TrainedRun, images: np.ndarray) -> dict[
 
 
 def _diagonals(numbers: Mapping[str, Any]) -> PageTable:
-  """Return a table of the CKA of layers with the same number, with a column for each control."""
+  """Return a table of the CKA of layer i of one run with layer i of the other, for all i.
+
+  It has a column for the trained networks, and a column for each control with untrained networks.
+  """
   columns = [np.diag(numbers[name]) for name in CONTROLS]
   rows = [(_layer(i), *(f'{z:.2f}' for z in of_layer)) for i, of_layer in enumerate(zip(*columns, strict=True))]
   kind = {'seeds': 'Two runs of one network', 'networks': 'Two networks'}[numbers['kind']]

@@ -25,7 +25,9 @@ TESTED = 500  # test images on which a center is silenced
 
 
 def section(run: TrainedRun, training: LabeledImages, found: Mapping[str, Census]) -> Section:
-  """Return the section: images that show their strongest voters after a click, and centers that show their patches.
+  """Return the section. A click on an image shows the centers that contribute most to the logit of its answer.
+
+  A click on a center shows the training patches nearest to it.
 
   Args:
     run: the run.
