@@ -157,7 +157,7 @@ def make_plan(config: ConfigDict, resumed: bool = False, dataset: Any = None) ->
 
 
 def gradients_per_step(config: ConfigDict) -> int:
-  """Return the number of gradients of the whole batch that a step computes: 2 with SAM."""
+  """Return the number of gradients of the whole batch that a step computes: 2 with SAM, else 1."""
   return 2 if config.optimizer.sam else 1
 
 

@@ -21,7 +21,7 @@ _LAMB_EPSILON = 1e-6  # optax.lamb's
 
 
 def make_schedule(config: ConfigDict, clock: Clock) -> optax.Schedule:
-  """Return the learning rate by step: a linear warm-up from 0, then the named schedule.
+  """Return the learning rate by step: a linear warm-up from 0 to the peak `learning_rate`, then the named schedule.
 
   Schedule wsd stays at the peak, and then decays linearly to the minimum. The decay ends with the run. The config key
   `decay` is its length. Schedule rsqrt is peak · √(w / t) at step t, after a warm-up of w steps (Vaswani et al. 2017,

@@ -364,7 +364,7 @@ def kind_of(workdir: pathlib.Path) -> type[Task]:
 
 
 def with_measured(config: ConfigDict, workdir: pathlib.Path) -> ConfigDict:
-  """Return a config in which measured keys that are empty, such as data.mean, have the values from the run folder."""
+  """Return `config`, in which empty measured keys, such as data.mean, get the values of the run folder's config."""
   # If only one of a pair is empty, it stays empty, and the task says so.
   pairs = ((mean, std) for mean, std in zip(MEASURED[::2], MEASURED[1::2], strict=True) if mean in config.data)
   left = [key for pair in pairs if not any(config.data[key] for key in pair) for key in pair]
@@ -418,10 +418,10 @@ def check_keys(value: Mapping[str, Any], source: object, cure: str, keys: Sequen
 
 
 def check_kinds(value: Any, source: object, cure: str, /, **kinds: type | tuple[type, ...]) -> None:
-  """Check that a JSON value is an object, and has values of these types under these keys; see `read_json`.
+  """Check that a JSON value is an object, and has the keys `kinds` with values of these types; see `read_json`.
 
   Raises:
-    UserError: it is not, or a key is missing or has a value of another type.
+    UserError: the value is not an object, or a key is missing or has a value of another type.
   """
   if not isinstance(value, Mapping):
     raise damaged(source, f'expected a JSON object, found {type(value).__name__}', cure)
@@ -436,7 +436,7 @@ def check_shape(value: Any, source: object, cure: str) -> None:
   """Check that a JSON value is the shape of an image: its height, width and channels.
 
   Raises:
-    UserError: it is not.
+    UserError: the value is not a list of three positive integers.
   """
   if not (isinstance(value, list) and len(value) == 3 and all(type(size) is int and size > 0 for size in value)):
     raise damaged(source, f'its image_shape is {json.dumps(value)[:80]}', cure)
