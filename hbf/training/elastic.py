@@ -267,7 +267,7 @@ def end_with_supervisor() -> None:
 
 
 def _launch_again(coordinator: str, processes: int, process: int) -> 'subprocess.Popen[Any]':
-  """Start the command of this process again, without --elastic, and with the arguments as values of its flags."""
+  """Start the command of this process again, without --elastic. The arguments replace the values of its flags."""
   # If a flag is given twice, the last one counts.
   flags = ['--noelastic', f'--coordinator={coordinator}', f'--processes={processes}', f'--process={process}']
   # A session of its own: Ctrl-C reaches the child only through the supervisor, once.

@@ -85,7 +85,7 @@ class Experiment(Plan):
 
   Attributes:
     mesh: the devices.
-    inputs: the opened data by split.
+    inputs: the opened sources by split, which make batches (`hbf.data.pipeline.inputs`).
     resident: the arrays in device memory that every step needs beside its batch: the training data, if they fit, and
       the parameters of the teacher, if there is one.
     order: the order of the training examples.

@@ -87,8 +87,8 @@ def _check_schedule(config: ConfigDict, warmup: int, last: int, rest: int) -> No
 def _restarts(config: ConfigDict, rest: int) -> optax.Schedule:
   """Return a schedule of cosine decays, each of which starts at the peak again.
 
-  The cycles fill the `rest` steps after the warm-up. Each cycle is `cycle_growth` times as long as the one before it,
-  up to rounding.
+  The decays are called cycles. They fill the `rest` steps after the warm-up. Each cycle is `cycle_growth` times as
+  long as the one before it, up to rounding.
 
   References: Loshchilov & Hutter 2017, "SGDR: Stochastic gradient descent with warm restarts", eq. 5.
   """

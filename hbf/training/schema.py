@@ -72,7 +72,7 @@ def _name_positions(stage1: dict[str, Any]) -> None:
 
 
 def _name_implementation(stage2: dict[str, Any]) -> None:
-  """Rename the implementation 'blocks' to 'xla', and 'centre' to 'center'. Make `normalize_inputs` a boolean."""
+  """Rename implementation='blocks' to 'xla', sigma_per='centre' to 'center'. Make `normalize_inputs` a boolean."""
   if stage2.get('implementation') == 'blocks':
     stage2['implementation'] = 'xla'
   if stage2.get('sigma_per') == 'centre':

@@ -50,7 +50,7 @@ def training_means(task: TaskLoss, totals: Totals, examples: float) -> dict[str,
   Args:
     task: the task of the run.
     totals: the sums, fetched from the devices.
-    examples: number of examples in the steps of the sums. NaN if there was no step.
+    examples: number of examples in the steps that the sums cover. NaN if there was no step.
   """
   loss = {task.loss_score.name: float(totals.loss) / (int(totals.steps) or float('nan'))}
   if task.training_score is None:
@@ -62,7 +62,7 @@ class Skips(flax.struct.PyTreeNode):
   """Counts of skipped steps (`hbf.training.skipping`).
 
   Attributes:
-    consecutive: number of steps since the last step after which all numbers of the state were finite.
+    consecutive: number of the latest steps in a row whose new state was not finite.
     total: number of skipped steps of the run.
   """
 
@@ -91,8 +91,8 @@ class TrainState(flax.struct.PyTreeNode):
   """The whole state of a run. The seed and the step determine the order of the data and the random keys.
 
   `average` is the moving average of the parameters (`hbf.training.average`), or None if the run keeps none. `skips`
-  counts skipped steps, or is None if no step may be skipped. `norms` has the sums of squared norms of
-  gradients over the steps since the last report, or is None if the gradient noise scale is not logged.
+  counts skipped steps, or is None if no step may be skipped. `norms` has sums of squared norms over the steps
+  since the last report, or is None if the gradient noise scale is not logged.
   """
 
   step: jax.Array
@@ -231,8 +231,9 @@ def repeat_step(train_step: Step) -> Callable[[TrainState, Resident, Batch, jax.
   """Return a function that takes several steps in one call: (state, resident, stack, count) → (state, step).
 
   `stack` has at least `count` batches. `count` is an argument of the compiled program, so one program serves every
-  count and gives the same bits. The second result is the number of steps taken so far. The host waits for this number
-  to know that the call has ended, because the state itself may already be donated to the next call.
+  count. The number of steps in a call does not change the bits of the state. The second result is the number of steps
+  taken so far. The host waits for this number to know that the call has ended, because the state itself may already
+  be donated to the next call.
   """
 
   def train_steps(

@@ -225,7 +225,7 @@ def claim(workdir: pathlib.Path, config: ConfigDict, data: Mapping[str, Any]) ->
     data: the identity of the data, see `hbf.data.pipeline.identity`.
 
   Raises:
-    UserError: the config or the data differ. The message names the keys, or the part of the data.
+    UserError: the config or the data differ. The message names the different keys, or the different part of the data.
   """
   if differ := differences(workdir, config):
     raise UserError(f'{workdir} holds a run of another config ({differ}): choose another --workdir')
@@ -292,7 +292,7 @@ def _other_data(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
 
 
 def _brief(value: Any, other: Any) -> str:
-  """Describe a value. For a list, name the items that are not in `other`, or all if only the order differs."""
+  """Describe a value that differs from `other`. For a list, name the items that `other` lacks, or else all items."""
   if isinstance(value, list) and isinstance(other, list):
     shown = [str(part) for part in value if part not in other] or list(map(str, value))
     return ', '.join(shown[:5]) + (f' and {len(shown) - 5} more' if len(shown) > 5 else '')
@@ -419,7 +419,7 @@ def check_keys(value: Mapping[str, Any], source: object, cure: str, keys: Sequen
 
 
 def check_kinds(value: Any, source: object, cure: str, /, **kinds: type | tuple[type, ...]) -> None:
-  """Check that a JSON value is an object, and has the keys `kinds` with values of these types; see `read_json`.
+  """Check that a JSON value is an object, and has the keys `kinds` with values of these types; see `check_keys`.
 
   Raises:
     UserError: the value is not an object, or a key is missing or has a value of another type.
@@ -434,7 +434,7 @@ def check_kinds(value: Any, source: object, cure: str, /, **kinds: type | tuple[
 
 
 def check_shape(value: Any, source: object, cure: str) -> None:
-  """Check that a JSON value is the shape of an image: its height, width and channels.
+  """Check that a JSON value is the shape of an image: its height, width and channels; see `check_keys`.
 
   Raises:
     UserError: the value is not a list of three positive integers.
