@@ -137,7 +137,7 @@ class Checkpoints:
 
   @property
   def latest(self) -> int | None:
-    """The step of the newest checkpoint, whose files are not read. None if there is no checkpoint."""
+    """The step of the newest checkpoint, found without reading its files. None if there is no checkpoint."""
     return max(self._steps(), default=None)
 
   def _steps(self) -> list[int]:

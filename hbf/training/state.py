@@ -91,8 +91,8 @@ class TrainState(flax.struct.PyTreeNode):
   """The whole state of a run. The seed and the step determine the order of the data and the random keys.
 
   `average` is the moving average of the parameters (`hbf.training.average`), or None if the run keeps none. `skips`
-  counts skipped steps, or is None if no step may be skipped. `norms` has sums of squared norms over the steps
-  since the last report, or is None if the gradient noise scale is not logged.
+  counts skipped steps, or is None if no step may be skipped. `norms` has sums of squared norms over the steps since
+  the last report, or is None if the gradient noise scale is not logged.
   """
 
   step: jax.Array
