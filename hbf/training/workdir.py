@@ -225,7 +225,7 @@ def claim(workdir: pathlib.Path, config: ConfigDict, data: Mapping[str, Any]) ->
     data: the identity of the data, see `hbf.data.pipeline.identity`.
 
   Raises:
-    UserError: the config or the data differ. The message names the different keys, or the different part of the data.
+    UserError: the config or the data differ. The message names the keys that differ, or the part of the data.
   """
   if differ := differences(workdir, config):
     raise UserError(f'{workdir} holds a run of another config ({differ}): choose another --workdir')
@@ -292,7 +292,7 @@ def _other_data(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
 
 
 def _brief(value: Any, other: Any) -> str:
-  """Describe a value that differs from `other`. For a list, name the items that `other` lacks, or else all items."""
+  """Describe a value that differs from `other`. For a list, name the items that `other` lacks, or else all."""
   if isinstance(value, list) and isinstance(other, list):
     shown = [str(part) for part in value if part not in other] or list(map(str, value))
     return ', '.join(shown[:5]) + (f' and {len(shown) - 5} more' if len(shown) > 5 else '')
