@@ -129,7 +129,10 @@ class Bucket:
 
   @contextlib.contextmanager
   def _naming_trouble(self, missing: type[Exception] = UserError) -> Iterator[None]:
-    """Turn errors of the store into a `UserError` of one line, or into `missing` if something does not exist."""
+    """Turn each error of the store inside the context into a `UserError` of one line.
+
+    A FileNotFoundError becomes an error of the type `missing`.
+    """
     try:
       yield
     except FileNotFoundError as error:

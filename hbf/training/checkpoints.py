@@ -1,4 +1,8 @@
-"""Checkpoints by Orbax: asynchronous and atomic. The latest ones and the best one are kept."""
+"""Checkpoints by Orbax: asynchronous and atomic. The latest ones and the best one are kept.
+
+A removed parameter is one that older code had in a network, and this code has not (`hbf.training.schema.GONE`). Old
+checkpoints have removed parameters too.
+"""
 
 import contextlib
 import dataclasses
@@ -133,7 +137,7 @@ class Checkpoints:
 
   @property
   def latest(self) -> int | None:
-    """The step of the newest complete checkpoint, whose files may be damaged. None if there is no checkpoint."""
+    """The step of the newest checkpoint, found without reading its files. None if there is no checkpoint."""
     return max(self._steps(), default=None)
 
   def _steps(self) -> list[int]:
@@ -163,20 +167,20 @@ class Checkpoints:
     raise UserError(f'no checkpoint {which!r} in {self._folder}: use latest, best or one of {known}')
 
   def _read(self, step: int, items: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int], dict[str, Any]]:
-    """Return the metadata of a checkpoint, the saved checksum of each item, and the items, by their names.
+    """Return the metadata of a checkpoint, the saved checksums of all items by name, and the read items by name.
 
     The caller must compare the checksums.
 
     Args:
       step: the step of the checkpoint.
-      items: for the name of each item to read, a tree of arrays or shapes, with the shardings that the arrays get.
+      items: the items to read, by name: trees of arrays or shapes, with the shardings that the read arrays get.
     """
     about, sums = self._about(step)
     args = {name: ocp.args.StandardRestore(_abstract(item)) for name, item in items.items()}
     return about, sums, dict(self._reader.restore(step, args=ocp.args.Composite(**args)).items())
 
   def _about(self, step: int) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return the metadata of a checkpoint, and the checksums of its items by name. Old checkpoints have none."""
+    """Return the metadata of a checkpoint, and the checksums of its items by name: {} for old checkpoints."""
     # Orbax returns empty metadata for a file that it can't read, and also reads the metadata of all arrays.
     saved = json.loads((self._folder / str(step) / '_CHECKPOINT_METADATA').read_text())['custom_metadata']
     if saved.keys() <= UNCHECKED:
@@ -187,16 +191,15 @@ class Checkpoints:
     return about, sums
 
   def _as_saved(self, step: int, tree: Any, former: Any) -> Any:
-    """Return `tree` with the parameter names that the checkpoint has, since Orbax restores only into the same names.
+    """Return `tree` with the names that its parameters have in a checkpoint. Orbax can restore only these names.
 
-    In a checkpoint of older code, some parameters may have other names, and there may be parameters that the network
-    no longer has.
+    In a checkpoint of older code, some parameters may have other names. It may also have removed parameters. Then
+    return `former`, with these names.
 
     Args:
       step: the step of the checkpoint.
       tree: a tree that contains the network's parameters.
-      former: like `tree`, with the removed parameters too (`hbf.training.schema.GONE`). None if no parameter of the
-        network was ever removed.
+      former: like `tree`, but with the removed parameters too. None if no parameter of the network was ever removed.
     """
     with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
       held = handler.metadata((self._folder / str(step) / 'params').absolute()).tree
@@ -208,8 +211,8 @@ class Checkpoints:
 
     Args:
       state: arrays or shapes, with the shardings that the restored state gets.
-      former: like `state`, with the removed parameters too (`hbf.training.schema.GONE`). If the checkpoint holds
-        removed parameters, they are read and dropped. None if no parameter of the network was ever removed.
+      former: like `state`, but with the removed parameters too. If the checkpoint has removed parameters, they are
+        read and dropped. None if no parameter of the network was ever removed.
 
     Raises:
       UserError: no checkpoint can be read. Then nothing is renamed.
@@ -250,7 +253,7 @@ class Checkpoints:
     Args:
       step: the step of the checkpoint.
       params: arrays or shapes, with the shardings that the restored parameters get.
-      former: like `params`, with the removed parameters too. See `restore_newest`.
+      former: like `params`, but with the removed parameters too. See `restore_newest`.
       average: True to restore the average.
 
     Raises:
@@ -341,7 +344,7 @@ class _Ranking:
 class _Best:
   """A policy by which Orbax keeps the best checkpoint.
 
-  Orbax's own policy knows only scores that are measured before the checkpoint is saved.
+  Orbax's own policy needs a score when a checkpoint is saved. This policy also takes scores that come later.
   """
 
   ranking: _Ranking

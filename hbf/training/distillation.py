@@ -33,7 +33,7 @@ class WithTeacher(NamedTuple):
 class Distillation:
   """The loss of distillation: (1 − w)·L + w·T²·KL(teacher ‖ student), where L is the loss of the task.
 
-  KL compares the softmax of both networks' logits, divided by the temperature T. The factor T² keeps the gradient
+  KL compares the two networks' softmax of logits / T, where T is the temperature. The factor T² keeps the gradient
   about as large at every temperature.
 
   Attributes:

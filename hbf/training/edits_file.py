@@ -78,10 +78,15 @@ def undo(workdir: pathlib.Path, number: int) -> None:
 
 
 def edits_of(workdir: pathlib.Path, step: int, average: bool) -> Edits:
-  """Return the edits of a run's checkpoint.
+  """Return the edits of a run, after a check that they belong to the checkpoint of this step.
+
+  Args:
+    workdir: the run folder.
+    step: the step of the checkpoint.
+    average: True if the edits must belong to the moving average of the parameters.
 
   Raises:
-    UserError: the run has no edits, or its edits are for another checkpoint.
+    UserError: the run has no edits, or they have another step or another `average`.
   """
   edits = edits_if_any(workdir, step, average)
   if edits is None:
@@ -90,10 +95,10 @@ def edits_of(workdir: pathlib.Path, step: int, average: bool) -> Edits:
 
 
 def edits_if_any(workdir: pathlib.Path, step: int, average: bool) -> Edits | None:
-  """Return the edits of a run's checkpoint. None if the run has no edits.
+  """Return what `edits_of` returns, or None if the run has no edits.
 
   Raises:
-    UserError: the edits are for another checkpoint.
+    UserError: the edits have another step or another `average`.
   """
   edits = read_edits(workdir)
   if edits is not None:

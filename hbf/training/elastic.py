@@ -153,7 +153,7 @@ class Supervisor:
       child.wait()
 
   def _agree(self, members: Sequence[int], number: int, before: int) -> Roster | None:
-    """Agree with the other processes on those that begin a new round. Return its roster, or None after a signal.
+    """Agree with the other processes on the roster of a new round, and return it. Return None after a signal.
 
     Args:
       members: the indices of the processes of the last round.
@@ -267,7 +267,7 @@ def end_with_supervisor() -> None:
 
 
 def _launch_again(coordinator: str, processes: int, process: int) -> 'subprocess.Popen[Any]':
-  """Start the command of this process again, without --elastic and with these values of the three flags."""
+  """Start the command of this process again, without --elastic. The arguments replace the values of its flags."""
   # If a flag is given twice, the last one counts.
   flags = ['--noelastic', f'--coordinator={coordinator}', f'--processes={processes}', f'--process={process}']
   # A session of its own: Ctrl-C reaches the child only through the supervisor, once.

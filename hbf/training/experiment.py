@@ -85,7 +85,7 @@ class Experiment(Plan):
 
   Attributes:
     mesh: the devices.
-    inputs: the opened data by split.
+    inputs: the opened sources by split, which make batches (`hbf.data.pipeline.inputs`).
     resident: the arrays in device memory that every step needs beside its batch: the training data, if they fit, and
       the parameters of the teacher, if there is one.
     order: the order of the training examples.
@@ -157,7 +157,7 @@ def make_plan(config: ConfigDict, resumed: bool = False, dataset: Any = None) ->
 
 
 def gradients_per_step(config: ConfigDict) -> int:
-  """Return the number of gradients of the whole batch that a step computes: 2 with SAM."""
+  """Return the number of gradients of the whole batch that a step computes: 2 with SAM, else 1."""
   return 2 if config.optimizer.sam else 1
 
 

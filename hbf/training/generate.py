@@ -43,8 +43,8 @@ def write_texts(
     The continuation of each prompt, without the prompt.
 
   Raises:
-    UserError: the run has another task, or no such checkpoint, or no edits of it. Or a prompt is empty, is too long,
-      or has characters that are not in the vocabulary.
+    UserError: the run has another task, no such checkpoint, or no edits of this checkpoint. Or a prompt is empty or
+      too long, or has characters that are not in the vocabulary.
   """
   check_task(workdir, load_config(workdir).task)
   texts = stored_texts(workdir)

@@ -91,10 +91,10 @@ def read_initial(config: ConfigDict, model: nn.Module, task: Task) -> Initial:
 def _fitted_to_images(
   network: Network, model: ImageClassifier, task: Task, path: str
 ) -> tuple[Params, tuple[str, ...], str]:
-  """Return a network's parameters, with its learned positions resized to the images of a task.
+  """Return a network's parameters, with learned positions that are resized to the images of a task.
 
-  Also return the names of the parameters that the run must draw at random, and a phrase about the head for the
-  console.
+  Also return the names of the parameters that the run must draw at random. The third result is a phrase for the
+  console, which says if the run keeps the network's head.
 
   Args:
     network: the network that was read.
@@ -119,9 +119,10 @@ def _fitted_to_images(
 
 
 def _fitted_to_texts(network: TextNetwork, model: LanguageModel, task: Task) -> tuple[Params, tuple[str, ...], str]:
-  """Return a network's parameters, the names of those that the run must draw at random, and a phrase for the console.
+  """Return a network's parameters, and the names of those that the run must draw at random.
 
-  If the run has another vocabulary, it must draw the embedding and the head. The phrase tells the user about this.
+  If the run has another vocabulary, it must draw the embedding and the head. The third result is a phrase for the
+  console, which says if the run keeps the vocabulary.
 
   Args:
     network: the network that was read.

@@ -152,10 +152,15 @@ def forget(workdir: pathlib.Path, name: str) -> None:
 
 
 def learned_of(workdir: pathlib.Path, step: int, average: bool) -> Learned:
-  """Return the learned classes of a run's checkpoint.
+  """Return the learned classes of a run, after a check that they belong to the checkpoint of this step.
+
+  Args:
+    workdir: the run folder.
+    step: the step of the checkpoint.
+    average: True if the classes must belong to the moving average of the parameters.
 
   Raises:
-    UserError: the run has no learned classes, or they are of another checkpoint.
+    UserError: the run has no learned classes, or they have another step or another `average`.
   """
   learned = learned_if_any(workdir, step, average)
   if learned is None:
@@ -164,10 +169,10 @@ def learned_of(workdir: pathlib.Path, step: int, average: bool) -> Learned:
 
 
 def learned_if_any(workdir: pathlib.Path, step: int, average: bool) -> Learned | None:
-  """Return the learned classes of a run's checkpoint. None if the run has none.
+  """Return what `learned_of` returns, or None if the run has no learned classes.
 
   Raises:
-    UserError: the learned classes are of another checkpoint.
+    UserError: the learned classes have another step or another `average`.
   """
   learned = read_learned(workdir)
   if learned is not None:
@@ -182,7 +187,7 @@ def refuse_learned(workdir: pathlib.Path, what: str) -> None:
 
 
 def warn_of_learned(workdir: pathlib.Path) -> None:
-  """Warn if a run has learned classes that the command at work leaves out."""
+  """Warn that the command leaves out the learned classes of a run, if the run has any."""
   if (workdir / FILE).exists():
     warn(f'{workdir} has learned classes, which are left out: only `hbf predict` answers them')
 

@@ -18,13 +18,14 @@ from hbf.training.workdir import check_data, differences, load_config, read_resu
 
 
 def lengthen(workdir: pathlib.Path, plan: Plan, identity: Mapping[str, Any]) -> None:
-  """Set the number of epochs in a run folder to that of the plan, if nothing else differs and the plan has more.
+  """Set the number of epochs of the run in a folder to that of a plan, if the plan has more.
 
   All learning rates so far must equal those of the longer run. Only then has the run taken the steps that the longer
   run would have taken, and can go on. The earlier result.json is kept as result-STEPS.json.
 
   Args:
-    workdir: the locked run folder. If it holds no run, or a run of another config, it stays as it is.
+    workdir: the locked run folder. It stays as it is if it holds no run, or if the run's config differs from the
+      plan's in more than the number of epochs.
     plan: the run of the new config.
     identity: the identity of the data, see `hbf.data.pipeline.identity`.
 

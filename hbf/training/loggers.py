@@ -256,9 +256,10 @@ def _line(error: Exception) -> str:
 
 
 def _identity(workdir: pathlib.Path, name: str, start: int, make: Callable[[], str]) -> str:
-  """Return the identity that a run has in the program `name`, such as 'wandb'.
+  """Return the identifier that a run has in the program `name`, such as 'wandb'.
 
-  If `start` is 0, the run is new, and `make` returns the identity. A continued run has it in the run folder.
+  For a new run (`start` is 0), `make` makes the identifier, and it is stored in the run folder. For a continued run
+  it is read from there.
   """
   path = workdir / IDENTITIES
   stored = read_json(path, 'delete it; the loggers then begin anew') or {}

@@ -41,7 +41,7 @@ class TrainingRun:
     take_steps: the compiled steps.
     reporter: the log and the progress bar.
     checkpoints: the saved states.
-    stopwatch: the clock of the steps.
+    stopwatch: the time that the steps take on the devices.
     callbacks: the user's functions.
     stopped: a function that returns True once a signal or a callback has stopped the run.
     units: a function from parameters to the percentages of dead, constant and doubled units (`hbf.training.units`).
@@ -148,7 +148,7 @@ def _ends_early(run: TrainingRun, step: int) -> bool:
 
 
 def _with_rate(run: TrainingRun, step: int, state: TrainState) -> TrainState:
-  """Return the state with the learning rate that schedule plateau gives after the scores up to a step.
+  """Return the state with the learning rate that schedule plateau computes from all scores up to a step.
 
   With any other schedule, return the state itself.
   """

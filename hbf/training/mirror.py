@@ -128,7 +128,7 @@ class Mirror:
     self._interrupts = False
 
   def pull(self) -> None:
-    """Bring the local folder to the state on the bucket, and write a manifest of this state for the owner's new term.
+    """Bring the local folder to the state on the bucket, and write a manifest of this state for this process's term.
 
     The local folder may already have this state and newer checkpoints. Then it stays as it is. So a run that was
     killed loses nothing on this machine.

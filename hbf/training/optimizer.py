@@ -21,7 +21,7 @@ _LAMB_EPSILON = 1e-6  # optax.lamb's
 
 
 def make_schedule(config: ConfigDict, clock: Clock) -> optax.Schedule:
-  """Return the learning rate by step: a linear warm-up from 0, then the named schedule.
+  """Return the learning rate by step: a linear warm-up from 0 to the peak `learning_rate`, then the named schedule.
 
   Schedule wsd stays at the peak, and then decays linearly to the minimum. The decay ends with the run. The config key
   `decay` is its length. Schedule rsqrt is peak · √(w / t) at step t, after a warm-up of w steps (Vaswani et al. 2017,
@@ -87,8 +87,8 @@ def _check_schedule(config: ConfigDict, warmup: int, last: int, rest: int) -> No
 def _restarts(config: ConfigDict, rest: int) -> optax.Schedule:
   """Return a schedule of cosine decays, each of which starts at the peak again.
 
-  The cycles fill the `rest` steps after the warm-up. Each cycle is `cycle_growth` times as long as the one before it,
-  up to rounding.
+  The decays are called cycles. They fill the `rest` steps after the warm-up. Each cycle is `cycle_growth` times as
+  long as the one before it, up to rounding.
 
   References: Loshchilov & Hutter 2017, "SGDR: Stochastic gradient descent with warm restarts", eq. 5.
   """

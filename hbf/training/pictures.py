@@ -27,7 +27,7 @@ def wants_pictures(experiment: Experiment) -> bool:
 
 
 def make_histograms(experiment: Experiment) -> Histograms:
-  """Return a function from parameters to histograms, one for each path of a parameter. Devices do the counting."""
+  """Return a function from parameters to their histograms, by the path of the parameter. Devices count the values."""
 
   def count(values: jax.Array) -> Histogram:
     return Histogram(*jnp.histogram(values.astype(jnp.float32), BINS))

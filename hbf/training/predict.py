@@ -34,7 +34,7 @@ class Classifier:
     classes: the names of the classes, labels or targets.
     image_shape: the height, width and channels of its images.
     logits: a function uint8 [B, H, W, C] → float32 [B, classes].
-    form: the form of its answers.
+    form: the form of its answers: likeliest classes, all labels or all values.
   """
 
   classes: Sequence[str]
@@ -51,7 +51,7 @@ class Answer:
     image: the path of the image.
     numbers: the names of classes, labels or targets with their numbers; see `AnswerForm.answer`.
     error: the reason why the image can't be read, in one line. '' if it could be read.
-    form: the form of the answer.
+    form: the form of the answer, see `Classifier`.
   """
 
   image: str

@@ -91,8 +91,8 @@ def is_first() -> bool:
 def ended_by_loss() -> Iterator[None]:
   """End this process with a line of explanation if the code inside the context fails because another process ended.
 
-  Only CPU devices notice this at once and raise an error. With other devices, JAX ends the process after
-  LOST_SECONDS.
+  Only CPU devices notice at once that another process has ended, and raise an error. With other devices, JAX ends
+  this process after LOST_SECONDS.
   """
   try:
     yield
@@ -219,12 +219,12 @@ class StopSignal:
 
 
 def join_arguments(coordinator: str, processes: int | None, process: int | None) -> dict[str, Any]:
-  """Check the flags of `start`. Return the arguments of `jax.distributed.initialize` for them.
+  """Check the arguments of `start`. Return the arguments of `jax.distributed.initialize` that say the same.
 
-  Return {} if no flag is given, or only processes=1.
+  Return {} if no argument is given, or only processes=1.
 
   Raises:
-    UserError: a flag is missing or not valid.
+    UserError: an argument is missing or not valid.
   """
   missing = [name for name, value in _flags(coordinator, processes, process).items() if value in ('', None)]
   if len(missing) == 3 or (processes == 1 and len(missing) == 2):

@@ -50,7 +50,7 @@ class Profiler:
   """The trace of some steps of a run."""
 
   def __init__(self, traced: TracedSteps | None, workdir: pathlib.Path):
-    """Make a profiler that traces nothing so far. If `traced` is None, it never does."""
+    """Make a profiler that traces nothing so far. If `traced` is None, it never traces."""
     self._traced = traced
     self._folder = workdir / FOLDER
     self._running = False

@@ -27,7 +27,7 @@ FORMATS |= {'images_per_second': ',.0f', 'tokens_per_second': ',.0f'}
 
 
 class Reporter:
-  """The log of a run.
+  """The reporter of a run, which writes to the log, the loggers and the console.
 
   It fetches the sums for a report (`Totals`) while the devices take the next steps. So the devices never wait for the
   host.

@@ -94,7 +94,7 @@ def with_edits(restored: Restored, workdir: pathlib.Path, average: bool, edits: 
     edits: True for the edits in the run folder, or an `Edits` object.
 
   Raises:
-    UserError: the run has no edits, or none of this checkpoint.
+    UserError: the run has no edits, or they belong to another checkpoint.
   """
   found = edits_of(workdir, restored.step, average) if edits is True else edits
   assert isinstance(found, Edits)

@@ -53,7 +53,7 @@ def _name_transforms(data: dict[str, Any]) -> None:
 
 
 def _state_beta(stage2: dict[str, Any]) -> None:
-  """Name the kernel with a free β in the key `kernel`. Older configs had widths='signed' instead."""
+  """Replace the value 'signed' of `widths`: it stood for the kernel with a free β, which `kernel` names now."""
   if stage2.get('widths') == 'signed':
     stage2.update(kernel=SIGNED, widths='centre')
 
@@ -72,7 +72,7 @@ def _name_positions(stage1: dict[str, Any]) -> None:
 
 
 def _name_implementation(stage2: dict[str, Any]) -> None:
-  """Rename a value of `implementation` and a value of `sigma_per`. Make `normalize_inputs` a boolean."""
+  """Rename implementation='blocks' to 'xla', sigma_per='centre' to 'center'. Make `normalize_inputs` a boolean."""
   if stage2.get('implementation') == 'blocks':
     stage2['implementation'] = 'xla'
   if stage2.get('sigma_per') == 'centre':

@@ -120,7 +120,7 @@ def check_of_checkpoint(about: Mapping[str, Any], path: pathlib.Path, cure: str)
 def check_checkpoint(
   what: str, remedy: str, workdir: pathlib.Path, stored: OfCheckpoint, step: int, average: bool
 ) -> None:
-  """Check that the edits or learned classes of a run belong to a checkpoint.
+  """Check that the edits or learned classes of a run belong to the checkpoint of this step.
 
   Args:
     what: 'edits' or 'learned classes', for messages.
@@ -128,10 +128,10 @@ def check_checkpoint(
     workdir: the run folder.
     stored: the edits or learned classes in the run folder.
     step: the step of the checkpoint.
-    average: True if the parameters of the checkpoint are the moving average.
+    average: True if they must belong to the moving average of the parameters.
 
   Raises:
-    UserError: they belong to another checkpoint.
+    UserError: they have another step or another `average`.
   """
   if (stored.step, stored.average) != (step, average):
     raise UserError(

@@ -20,8 +20,8 @@ def skipping(step: Step, config: ConfigDict) -> Step:
 
   Up to `optimizer.skip` consecutive steps are skipped. A skipped step still counts as a step of the run, so that the
   next batch is another one. Its loss is not in the totals, and the schedule of the learning rate does not go on.
-  After `optimizer.skip` skipped steps in a row, the next step is taken in any case. If it is not finite either, the
-  run ends as diverged.
+  After `optimizer.skip` skipped steps in a row, the next step is taken in any case. If its new state is
+  not finite either, the run ends as diverged.
 
   Args:
     step: a step of `hbf.training.average.averaging`.

@@ -70,7 +70,7 @@ def _check_same(config: ConfigDict, dataset: Any) -> None:
 
 @contextlib.contextmanager
 def claimed(workdir: pathlib.Path, plan: Plan, identity: Mapping[str, Any]) -> Iterator[None]:
-  """Lock the run folder in the first process, and check that it belongs to this run.
+  """Lock the run folder in the first process. Write the plan's config and the data's identity there, or compare them.
 
   If the run in the folder has fewer epochs than the plan, and nothing else differs, it gets those of the plan
   (`lengthen`).

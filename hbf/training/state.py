@@ -50,7 +50,7 @@ def training_means(task: TaskLoss, totals: Totals, examples: float) -> dict[str,
   Args:
     task: the task of the run.
     totals: the sums, fetched from the devices.
-    examples: number of examples in the steps of the sums. NaN if there was no step.
+    examples: number of examples in the steps that the sums cover. NaN if there was no step.
   """
   loss = {task.loss_score.name: float(totals.loss) / (int(totals.steps) or float('nan'))}
   if task.training_score is None:
@@ -62,7 +62,7 @@ class Skips(flax.struct.PyTreeNode):
   """Counts of skipped steps (`hbf.training.skipping`).
 
   Attributes:
-    consecutive: number of steps with a non-finite number since the last step without one.
+    consecutive: number of the latest steps in a row whose new state was not finite.
     total: number of skipped steps of the run.
   """
 
@@ -91,8 +91,8 @@ class TrainState(flax.struct.PyTreeNode):
   """The whole state of a run. The seed and the step determine the order of the data and the random keys.
 
   `average` is the moving average of the parameters (`hbf.training.average`), or None if the run keeps none. `skips`
-  counts skipped steps, or is None if no step may be skipped. `norms` has sums over the steps since the last report,
-  or is None if the gradient noise scale is not logged.
+  counts skipped steps, or is None if no step may be skipped. `norms` has sums of squared norms over the steps since
+  the last report, or is None if the gradient noise scale is not logged.
   """
 
   step: jax.Array
@@ -206,10 +206,13 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, o
 
 
 def sharpness_aware(gradient: Callable, radius: float) -> Callable:
-  """Return a function like `gradient`, which gives the gradient of SAM in place of the usual one.
+  """Return a function like `gradient`, which computes the gradient of SAM in place of the usual one.
+
+  `gradient` is a function (parameters, batch, key) → (values, gradient). The values are the loss, the number of
+  correct predictions, and others.
 
   Let g be the usual gradient at the parameters w, and ρ the `radius`. The gradient of SAM is the gradient at
-  w + ρ g / ‖g‖, with the same batch and the same dropout. The returned losses and counts are those at w.
+  w + ρ g / ‖g‖, with the same batch and the same dropout. The returned values are those at w.
 
   References: Foret et al. 2021, "Sharpness-aware minimization for efficiently improving generalization", eqs. 2, 3.
   """
@@ -228,8 +231,9 @@ def repeat_step(train_step: Step) -> Callable[[TrainState, Resident, Batch, jax.
   """Return a function that takes several steps in one call: (state, resident, stack, count) → (state, step).
 
   `stack` has at least `count` batches. `count` is an argument of the compiled program, so one program serves every
-  count and gives the same bits. The second result is the number of steps taken so far. The host waits for this number
-  to know that the call has ended, because the state itself may already be donated to the next call.
+  count. The number of steps in a call does not change the bits of the state. The second result is the number of steps
+  taken so far. The host waits for this number to know that the call has ended, because the state itself may already
+  be donated to the next call.
   """
 
   def train_steps(

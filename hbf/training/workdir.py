@@ -225,7 +225,7 @@ def claim(workdir: pathlib.Path, config: ConfigDict, data: Mapping[str, Any]) ->
     data: the identity of the data, see `hbf.data.pipeline.identity`.
 
   Raises:
-    UserError: the config or the data differ. The message names the keys, or the part of the data.
+    UserError: the config or the data differ. The message names the keys that differ, or the part of the data.
   """
   if differ := differences(workdir, config):
     raise UserError(f'{workdir} holds a run of another config ({differ}): choose another --workdir')
@@ -292,7 +292,7 @@ def _other_data(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
 
 
 def _brief(value: Any, other: Any) -> str:
-  """Describe a value. For a list, name the items that are not in `other`, or all if only the order differs."""
+  """Describe a value that differs from `other`. For a list, name the items that `other` lacks, or else all."""
   if isinstance(value, list) and isinstance(other, list):
     shown = [str(part) for part in value if part not in other] or list(map(str, value))
     return ', '.join(shown[:5]) + (f' and {len(shown) - 5} more' if len(shown) > 5 else '')
@@ -365,7 +365,7 @@ def kind_of(workdir: pathlib.Path) -> type[Task]:
 
 
 def with_measured(config: ConfigDict, workdir: pathlib.Path) -> ConfigDict:
-  """Return a config in which measured keys that are empty, such as data.mean, have the values from the run folder."""
+  """Return `config`, in which empty measured keys, such as data.mean, get the values of the run folder's config."""
   # If only one of a pair is empty, it stays empty, and the task says so.
   pairs = ((mean, std) for mean, std in zip(MEASURED[::2], MEASURED[1::2], strict=True) if mean in config.data)
   left = [key for pair in pairs if not any(config.data[key] for key in pair) for key in pair]
@@ -419,10 +419,10 @@ def check_keys(value: Mapping[str, Any], source: object, cure: str, keys: Sequen
 
 
 def check_kinds(value: Any, source: object, cure: str, /, **kinds: type | tuple[type, ...]) -> None:
-  """Check that a JSON value is an object, and has values of these types under these keys; see `read_json`.
+  """Check that a JSON value is an object, and has the keys `kinds` with values of these types; see `check_keys`.
 
   Raises:
-    UserError: it is not, or a key is missing or has a value of another type.
+    UserError: the value is not an object, or a key is missing or has a value of another type.
   """
   if not isinstance(value, Mapping):
     raise damaged(source, f'expected a JSON object, found {type(value).__name__}', cure)
@@ -434,10 +434,10 @@ def check_kinds(value: Any, source: object, cure: str, /, **kinds: type | tuple[
 
 
 def check_shape(value: Any, source: object, cure: str) -> None:
-  """Check that a JSON value is the shape of an image: its height, width and channels.
+  """Check that a JSON value is the shape of an image: its height, width and channels; see `check_keys`.
 
   Raises:
-    UserError: it is not.
+    UserError: the value is not a list of three positive integers.
   """
   if not (isinstance(value, list) and len(value) == 3 and all(type(size) is int and size > 0 for size in value)):
     raise damaged(source, f'its image_shape is {json.dumps(value)[:80]}', cure)

@@ -14,7 +14,7 @@ from hbf.training.workdir import check_kinds, flatten, parse_json, replace_text
 
 
 class MetricsWriter:
-  """The log of a run, with one JSON object on each line: step, epoch, split, values.
+  """The log of a run, with one JSON object on each line: step, epoch and split, and values by name.
 
   A resumed run drops the lines of the steps after its checkpoint, because it takes these steps again.
   """
