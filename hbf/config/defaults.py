@@ -138,8 +138,8 @@ COMMON = {
   'data.resident_bytes': Key(
     2_000_000_000,
     whole(0),
-    'With `data.input=auto`: largest number of bytes of images or text on each device with which all of them lie in '
-    'device memory.',
+    'With `data.input=auto`: all images, or the whole text, lie in device memory if they take at most this number of '
+    'bytes on each device.',
   ),
   'data.download': Key(False, FLAG, 'True to download the official archive if the data set is not prepared yet.'),
   'data.validation': Key(
@@ -159,7 +159,8 @@ COMMON = {
   'train.label_smoothing': Key(
     0.0,
     SHARE,
-    'Share of the target probability that is spread evenly over all classes, tokens, or the two values of a label.',
+    'Share of the target probability that is spread evenly: over all classes, over the vocabulary, or over the two '
+    'values of a label.',
   ),
   'train.average': Key(
     0.0,
