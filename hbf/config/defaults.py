@@ -133,7 +133,7 @@ COMMON = {
     'auto',
     one_of(('auto', 'device', 'stream')),
     'Source of batches. device: all images, or the whole text, lie in device memory. stream: the host reads each '
-    'batch. auto: by size.',
+    'batch. auto: device if the data fit into `data.resident_bytes`, else stream.',
   ),
   'data.resident_bytes': Key(
     2_000_000_000,
@@ -207,8 +207,8 @@ COMMON = {
     one_of(('cosine', 'restarts', 'linear', 'wsd', 'rsqrt', 'plateau', 'constant')),
     'Course of the learning rate after the warm-up. With `restarts` there are `optimizer.cycles` cosine '
     'decays, one after another. With `wsd` the rate stays at the peak until the last part of the run, and then '
-    'decays linearly. `optimizer.decay` is the length of this part. With `rsqrt` the rate falls with the square root '
-    'of the step. With `plateau` it falls when the held-out score no longer improves.',
+    'decays linearly. `optimizer.decay` is the length of this part. With `rsqrt` the rate is proportional to '
+    '1/√step. With `plateau` it falls when the held-out score no longer improves.',
   ),
   'optimizer.minimum_rate': Key(
     0.0, SHARE, 'Least learning rate, divided by the peak. The schedules `constant` and `rsqrt` need 0.'
@@ -230,11 +230,11 @@ COMMON = {
   'optimizer.plateau_factor': Key(
     0.1,
     Values(numbers.Real, 'a number above 0 and below 1', lambda z: 0 < z < 1),
-    'For schedule `plateau`: factor by which the rate is multiplied each time.',
+    'For schedule `plateau`: factor by which the rate is multiplied each time it falls.',
   ),
   'optimizer.warmup': Key('5%', DURATION, 'Length of the linear warm-up from 0 to the peak.'),
   'optimizer.weight_decay': Key(
-    0.05, NOT_NEGATIVE, 'Decoupled weight decay of kernels, centers and coefficients. Other parameters do not decay.'
+    0.05, NOT_NEGATIVE, 'Decoupled weight decay of weights, centers and coefficients. Other parameters do not decay.'
   ),
   'optimizer.momentum': Key(0.9, RATE, 'Decay of the average of the gradients (the first moment).'),
   'optimizer.second_momentum': Key(
@@ -278,7 +278,7 @@ COMMON = {
     one_of(('parameters', 'average')),
     'Scores on held-out data that rank the checkpoints: those of the parameters, or those of their average.',
   ),
-  'log.every': Key('50steps', PERIOD, 'Time between lines of metrics.jsonl.'),
+  'log.every': Key('50steps', PERIOD, 'Time between train lines of metrics.jsonl.'),
   'log.units': Key(
     True,
     FLAG,
@@ -293,7 +293,7 @@ COMMON = {
     '',
     TEXT,
     'Programs that get the numbers of metrics.jsonl too, separated by commas: tensorboard, wandb and mlflow. The '
-    'first two also get histograms of all parameters and training images.',
+    'first two also get training images, and histograms of all parameters.',
   ),
   'log.profile': Key(
     '', TEXT, "Steps FIRST..LAST of which a trace is written, for TensorBoard and Perfetto. '': no steps."
@@ -368,8 +368,8 @@ IMAGES = {
   'evaluate.copies': Key(
     'none',
     one_of(COPIES),
-    'Changed copies of each image. The outputs for them are averaged, and the scores of these averages are reported '
-    'too.',
+    'Copies of each image over which outputs are averaged. mirror: the image and its mirror image. mirror_shift: '
+    'also both, moved by a pixel. The scores of the averages are reported beside the usual scores.',
   ),
 }
 # Only for task regression.
