@@ -251,7 +251,8 @@ COMMON = {
     0,
     whole(0),
     'Number of consecutive steps that may be skipped. A step is skipped if it would make a number of the training '
-    'state NaN or infinite. If the step after them would do so too, the run ends as diverged. 0: no step is skipped.',
+    'state NaN or infinite. If the next step would have to be skipped too, the run ends with an error. 0: no step is '
+    'skipped.',
   ),
   'optimizer.sigma_rate': Key(
     1.0, NOT_NEGATIVE, 'Factor on the learning rate of log σ, and of β of kernel signed_gaussian.'
