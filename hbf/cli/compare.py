@@ -49,7 +49,7 @@ DEVICES = flags.DEFINE_string(
   'devices.',
 )
 MATCH = flags.DEFINE_boolean(
-  'match', True, 'Give every arm as many parameters as the first, within 1%, by its centers or hidden units.'
+  'match', True, 'Give every arm as many parameters as the first, within 1%, by its number of centers or units.'
 )
 OPERATIONS = flags.DEFINE_string(
   'operations',

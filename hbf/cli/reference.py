@@ -11,8 +11,8 @@ from hbf.__main__ import COMMANDS
 
 _INTRODUCTION = """# Commands
 
-Every command, with the text that `--help` prints. In a checkout, `train.py` is `hbf train`, and `eval.py` is
-`hbf eval`.
+Every command, with the text that `--help` prints. In a clone of the repository, `train.py` is `hbf train`, and
+`eval.py` is `hbf eval`.
 
 [config.md](config.md) lists the keys of `--config.KEY=VALUE`. `python -m hbf.cli.reference` prints this page. Don't
 edit it by hand.

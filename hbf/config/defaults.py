@@ -133,13 +133,13 @@ COMMON = {
     'auto',
     one_of(('auto', 'device', 'stream')),
     'Source of batches. device: all images, or the whole text, lie in device memory. stream: the host reads each '
-    'batch. auto: by size.',
+    'batch. auto: device if the data fit into `data.resident_bytes`, else stream.',
   ),
   'data.resident_bytes': Key(
     2_000_000_000,
     whole(0),
-    'With `data.input=auto`: largest number of bytes of images or text on each device with which all of them lie in '
-    'device memory.',
+    'With `data.input=auto`: all images, or the whole text, lie in device memory if they take at most this number of '
+    'bytes on each device.',
   ),
   'data.cache': Key(
     '',
@@ -165,7 +165,8 @@ COMMON = {
   'train.label_smoothing': Key(
     0.0,
     SHARE,
-    'Share of the target probability that is spread evenly over all classes, tokens, or the two values of a label.',
+    'Share of the target probability that is spread evenly: over all classes, over the vocabulary, or over the two '
+    'values of a label.',
   ),
   'train.average': Key(
     0.0,
@@ -206,8 +207,8 @@ COMMON = {
     one_of(('cosine', 'restarts', 'linear', 'wsd', 'rsqrt', 'plateau', 'constant')),
     'Course of the learning rate after the warm-up. With `restarts` there are `optimizer.cycles` cosine '
     'decays, one after another. With `wsd` the rate stays at the peak until the last part of the run, and then '
-    'decays linearly. `optimizer.decay` is the length of this part. With `rsqrt` the rate falls with the square root '
-    'of the step. With `plateau` it falls when the held-out score no longer improves.',
+    'decays linearly. `optimizer.decay` is the length of this part. With `rsqrt` the rate is proportional to '
+    '1/√step. With `plateau` it falls when the held-out score no longer improves.',
   ),
   'optimizer.minimum_rate': Key(
     0.0, SHARE, 'Least learning rate, divided by the peak. The schedules `constant` and `rsqrt` need 0.'
@@ -229,11 +230,11 @@ COMMON = {
   'optimizer.plateau_factor': Key(
     0.1,
     Values(numbers.Real, 'a number above 0 and below 1', lambda z: 0 < z < 1),
-    'For schedule `plateau`: factor by which the rate is multiplied each time.',
+    'For schedule `plateau`: factor by which the rate is multiplied each time it falls.',
   ),
   'optimizer.warmup': Key('5%', DURATION, 'Length of the linear warm-up from 0 to the peak.'),
   'optimizer.weight_decay': Key(
-    0.05, NOT_NEGATIVE, 'Decoupled weight decay of kernels, centers and coefficients. Other parameters do not decay.'
+    0.05, NOT_NEGATIVE, 'Decoupled weight decay of weights, centers and coefficients. Other parameters do not decay.'
   ),
   'optimizer.momentum': Key(0.9, RATE, 'Decay of the average of the gradients (the first moment).'),
   'optimizer.second_momentum': Key(
@@ -250,7 +251,8 @@ COMMON = {
     0,
     whole(0),
     'Number of consecutive steps that may be skipped. A step is skipped if it would make a number of the training '
-    'state NaN or infinite. If the step after them would do so too, the run ends as diverged. 0: no step is skipped.',
+    'state NaN or infinite. If the next step would have to be skipped too, the run ends with an error. 0: no step is '
+    'skipped.',
   ),
   'optimizer.sigma_rate': Key(
     1.0, NOT_NEGATIVE, 'Factor on the learning rate of log σ, and of β of kernel signed_gaussian.'
@@ -277,7 +279,7 @@ COMMON = {
     one_of(('parameters', 'average')),
     'Scores on held-out data that rank the checkpoints: those of the parameters, or those of their average.',
   ),
-  'log.every': Key('50steps', PERIOD, 'Time between lines of metrics.jsonl.'),
+  'log.every': Key('50steps', PERIOD, 'Time between train lines of metrics.jsonl.'),
   'log.units': Key(
     True,
     FLAG,
@@ -292,7 +294,7 @@ COMMON = {
     '',
     TEXT,
     'Programs that get the numbers of metrics.jsonl too, separated by commas: tensorboard, wandb and mlflow. The '
-    'first two also get histograms of all parameters and training images.',
+    'first two also get training images, and histograms of all parameters.',
   ),
   'log.profile': Key(
     '', TEXT, "Steps FIRST..LAST of which a trace is written, for TensorBoard and Perfetto. '': no steps."
@@ -367,8 +369,8 @@ IMAGES = {
   'evaluate.copies': Key(
     'none',
     one_of(COPIES),
-    'Changed copies of each image. The outputs for them are averaged, and the scores of these averages are reported '
-    'too.',
+    'Copies of each image over which outputs are averaged. mirror: the image and its mirror image. mirror_shift: '
+    'also both, moved by a pixel. The scores of the averages are reported beside the usual scores.',
   ),
 }
 # Only for task regression.

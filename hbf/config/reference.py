@@ -16,8 +16,10 @@ _INTRODUCTION = """# Config keys
 Every key of a config, with its default, its allowed values and its meaning. Set a key by `--config.KEY=VALUE`, or in
 Python by `config.KEY = VALUE`. A value outside its range is refused before anything is written.
 
-The recipe fills empty keys, or they follow from other keys after all overrides. Recipes and data sets change other
-defaults too ([options.md](options.md)). `python -m hbf.config.reference` prints this page. Don't edit it by hand.
+The recipe sets some of the keys whose default is empty. The others follow from other keys after all overrides. A
+recipe or data set may replace other defaults too ([options.md](options.md)).
+
+`python -m hbf.config.reference` prints this page. Don't edit it by hand.
 """
 
 
