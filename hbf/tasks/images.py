@@ -221,7 +221,7 @@ class ImageTask(Task):
     return resident, abstract_batch(resident, self.shape, sharding, *leading, target_shape=target)
 
   def measure(self, config: ConfigDict, train: Input | None) -> ConfigDict:
-    """Return the config with measured `data.mean` and `data.std`. If `train` is None, they are 1/2 and 1/4."""
+    """Return the config with `data.mean` and `data.std`, measured if it lacks them. If `train` is None, they are 1/2 and 1/4."""
     resolved = config.copy_and_resolve_references()
     if train is None:
       channels = self.shape[-1]
@@ -244,11 +244,11 @@ class ImageTask(Task):
     return ModelBatch(normalize(images, self.mean, self.std), (labels, targets))
 
   def loss_targets(self, labels: jax.Array) -> jax.Array:
-    """Return the targets of the loss, float32 [B, K], from the targets of the images: by default the same."""
+    """Return the targets of the loss, float32 [B, K], from the targets of the images. By default they are equal."""
     return labels
 
   def _time(self, step: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array] | tuple[()]:
-    """Return the arguments `fixed_key` and `epochs` of `augment`. () if no transform needs them."""
+    """Return the arguments `fixed_key` and `epochs` of `augment` in step `step`. () if no transform needs them."""
     if not needs_epochs(self.transforms):
       return ()
     # Only the number of held-out images matters here. `stratify` would read the labels and not change this number.
@@ -263,7 +263,7 @@ class ImageTask(Task):
     return ModelBatch(normalize(examples['image'], self.mean, self.std), (examples['label'], examples['mask']))
 
   def mean_of(self, values: jax.Array, targets: Any) -> jax.Array:
-    """Return the mean of `values`, [B] or [B, K], which has a number for each prediction in a batch."""
+    """Return the mean of `values`, [B] or [B, K]. It is over all predictions, so `targets` is not used."""
     del targets
     return values.mean()
 

@@ -220,7 +220,7 @@ class NextToken(Language):
 class MaskedToken(Language):
   """The prediction of masked tokens from the tokens around them (Devlin et al. 2019).
 
-  All selected tokens are masked (BERT masks 80% of them), because nothing is fine-tuned later.
+  All tokens to predict are masked. BERT masks only 80% of them, because its fine-tuning has no masks.
   """
 
   scores: ClassVar[tuple[Score, ...]] = MASKED_TOKEN

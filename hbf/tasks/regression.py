@@ -76,10 +76,10 @@ class Regression(ImageTask):
     return in_units(logits, self.target_mean, self.target_std)
 
   def measure(self, config: ConfigDict, train: Input | None) -> ConfigDict:
-    """Return the config with mean and deviation of each channel and each target; see `ImageTask.measure`.
+    """Return the config with the mean and the standard deviation of each channel and each target.
 
-    Keys `data.target_mean` and `data.target_std` that the config has already are kept. Otherwise, if `train` is None,
-    each target gets the mean 0 and the deviation 1.
+    If the config has `data.target_mean` and `data.target_std` already, they are kept. Otherwise, if `train` is None,
+    each target gets the mean 0 and the deviation 1. For the channels, see `ImageTask.measure`.
 
     Raises:
       UserError: a target has the same value in all training images.

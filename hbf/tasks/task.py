@@ -74,7 +74,9 @@ class TaskData(abc.ABC):
 
   @abc.abstractmethod
   def splits(self, validation: float) -> dict[str, Any]:
-    """Return the sources of the splits train, validation and test. Without held-out examples, validation is missing.
+    """Return the sources of the splits train, validation and test by name.
+
+    If no examples are held out, there is no entry `validation`.
 
     Args:
       validation: the fraction of train that is held out, from 0 to below 1.

@@ -16,8 +16,8 @@ Use error rates on these images to compare models of this library. A comparison 
 rough, above all for frost.
 
 The function of a corruption, such as `_snow`, has three arguments. The images `x` are float32 [n, side, side, C] from
-0 to 1. The parameters belong to one strength. If one of them is a length, it is in pixels of an image of 32×32, if
-the docstring of the function does not say otherwise. `draws` has a generator of random numbers for each image.
+0 to 1. The parameters belong to one strength. Lengths among them are in pixels of an image of 32×32, unless the
+function's docstring gives another unit. `draws` has a generator of random numbers for each image.
 """
 
 import functools
@@ -214,10 +214,10 @@ def _drawn(draws: Draws, draw: Callable[[np.random.Generator], Any]) -> np.ndarr
 
 
 def _blurred_by_motion(x: np.ndarray, radius: float, sigma: float, degrees: np.ndarray) -> np.ndarray:
-  """Blur images as a motion in one direction does, with a direction `degrees` [n] for each image.
+  """Blur images as a motion in one direction does. `degrees` [n] is the direction for each image.
 
   A pixel becomes a weighted mean of the pixels in this direction, up to a distance of twice the `radius`. The weights
-  are those of half a Gaussian of deviation `sigma`.
+  are one half of a Gaussian with the standard deviation `sigma`.
   """
   steps = np.arange(int(2 * radius * _scale(x)) + 1)
   weights = np.exp(-(steps**2) / (2 * (sigma * _scale(x)) ** 2))

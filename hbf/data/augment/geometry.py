@@ -34,7 +34,7 @@ def flip(key: jax.Array, size: Size, rate: float) -> jax.Array:
 
 
 def flip_exactly(key: jax.Array, image: jax.Array, rate: float) -> jax.Array:
-  """Mirror an image if the map `flip(key, size, rate)` mirrors it. Resample nothing."""
+  """Mirror an image, without resampling, if the map `flip(key, size, rate)` mirrors it."""
   return jnp.where(jax.random.bernoulli(key, rate), image[:, ::-1], image)
 
 
@@ -49,7 +49,7 @@ def flip_alternately(key: jax.Array, size: Size, fixed_key: jax.Array, epoch: ja
 
 
 def flip_alternately_exactly(key: jax.Array, image: jax.Array, fixed_key: jax.Array, epoch: jax.Array) -> jax.Array:
-  """Mirror an image if the map of `flip_alternately` for the same arguments mirrors it. Resample nothing."""
+  """Mirror an image, without resampling, if the map of `flip_alternately` for the same arguments mirrors it."""
   del key
   return jnp.where(_is_mirrored(fixed_key, epoch), image[:, ::-1], image)
 
@@ -69,7 +69,7 @@ def shift(key: jax.Array, size: Size, most: int) -> jax.Array:
 
 
 def shift_exactly(key: jax.Array, image: jax.Array, most: int) -> jax.Array:
-  """Move an image as the map `shift(key, size, most)` moves it. Resample nothing."""
+  """Move an image, without resampling, as the map `shift(key, size, most)` moves it."""
   padded = jnp.pad(image, ((most, most), (most, most), (0, 0)))  # The result is a slice of it.
   dynamic_slice = functools.partial(_slice_dynamically, shape=image.shape)
   # Every image has its own corner of the slice. For dynamic slices a TPU's compiler makes a loop over the images.

@@ -71,7 +71,7 @@ def mix(
   the result does not depend on the order of the rows or on the number of devices.
 
   Args:
-    key: random key of this step.
+    key: random key of the training step.
     images: uint8 [B, H, W, C].
     targets: targets of the loss, float32 [B, K], such as the probabilities of K classes.
     index: index of each image's example in the data set, int32 [B].

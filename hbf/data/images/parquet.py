@@ -84,7 +84,7 @@ class ParquetSource(EncodedSource):
   shape: tuple[int, int] | None = None
 
   def name(self, index: int) -> str:
-    """Return the path of the example's file, its row in the row group, and the number of the row group."""
+    """Return the path of the example's file, its row in the row group, and the index of the row group."""
     (path, group), row = self._place(index)
     return f'{path}: row {row} of row group {group}'
 

@@ -65,7 +65,7 @@ class Stored(Protocol):
     """Return bytes from which a fingerprint of the source is computed.
 
     The bytes contain the targets and the stored images of the examples `sample`. They may also contain facts about
-    all examples that can be read quickly, such as the sizes of files.
+    all examples, if these are quick to find, such as the sizes of files.
 
     Args:
       sample: indices of examples, int [n].

@@ -14,7 +14,7 @@ from hbf.errors import UserError, warn
 
 
 def root_folder(root: str, content: str) -> Path:
-  """Return the folder `root`, in which `content` is expected. `~` is the home directory.
+  """Return the folder `root`. `~` is the home directory. For the message, `content` says what the folder should have.
 
   Raises:
     UserError: the folder does not exist.

@@ -97,7 +97,7 @@ class Input(abc.ABC):
       yield from _look_ahead(_put(batch, self._sharding, (order.batch_size,)) for batch in batches)
 
   def stacks(self, order: host.Order, start: int, counts: Sequence[int], size: int) -> Generator[Batch, None, None]:
-    """Yield stacks of the batches start, start + 1, …, for calls that run several steps.
+    """Yield stacks of the batches start, start + 1, …, for jitted calls that run several steps each.
 
     Args:
       order: order of the examples.

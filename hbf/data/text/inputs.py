@@ -98,7 +98,7 @@ def abstract_text_input(
 
 @dataclasses.dataclass(frozen=True)
 class _WindowBatches:
-  """The batches start, …, stop − 1 of an order, as a sequence. Each has the windows of `rows` only."""
+  """The batches start, …, stop − 1 of an order, as a sequence. Each batch has only its rows `rows`, int [n]."""
 
   source: Text
   order: host.Order
@@ -140,7 +140,7 @@ def _draw_starts(seed: int, step: int, index: jax.Array, tokens: int, length: in
 
 
 def _draw_on_host(seed: int, step: int, index: np.ndarray, source: Text) -> np.ndarray:
-  """Return the positions that `shifted_windows` draws for the windows `index` of a step, int64 [B].
+  """Return the positions, int64 [B], at which the windows `index` [B] begin in a step; see `shifted_windows`.
 
   The CPU draws them, because an accelerator would first finish the steps that wait in its queue.
   """
