@@ -221,7 +221,10 @@ class ImageTask(Task):
     return resident, abstract_batch(resident, self.shape, sharding, *leading, target_shape=target)
 
   def measure(self, config: ConfigDict, train: Input | None) -> ConfigDict:
-    """Return the config with `data.mean` and `data.std`, measured if it lacks them. If `train` is None, they are 1/2 and 1/4."""
+    """Return the config with measured `data.mean` and `data.std`. If it has them already, they are kept.
+
+    If `train` is None, they are 1/2 and 1/4.
+    """
     resolved = config.copy_and_resolve_references()
     if train is None:
       channels = self.shape[-1]
