@@ -1,6 +1,6 @@
-"""Detection of outliers. A score of each image should separate images like the training images from other images.
+"""Detection of outliers: of images that are unlike the training images. A detector gives each image a score.
 
-Images like the training images are *inside*, other images are *outside*. Images inside should have greater scores.
+Images like the training images are *inside*, all others are *outside*. Images inside should have the greater scores.
 """
 
 import dataclasses

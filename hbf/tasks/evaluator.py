@@ -56,7 +56,8 @@ class Evaluator:
       batch_size: the largest number of examples in a step, a multiple of the number of devices. The last batch is
         padded and masked.
       replicated: the sharding of arrays that every device holds.
-      copies: a function that makes copies of the inputs. The outputs for the copies are averaged. None: no copies.
+      copies: a function that makes changed copies of the inputs. The outputs for the copies are averaged. None: no
+        copies.
     """
     self.batch_size = batch_size
     self._task = task

@@ -74,7 +74,8 @@ class ImageTask(Task):
     seed: the seed of the order of the examples.
     validation: the fraction of train that is held out.
     stratify: True if the same fraction of every class is held out.
-    copies: a function that makes copies of test images. The outputs for the copies are averaged. None: no copies.
+    copies: a function that makes changed copies of test images. The outputs for the copies are averaged. None: no
+      copies.
   """
 
   example: ClassVar[str] = 'image'
@@ -155,7 +156,7 @@ class ImageTask(Task):
     return f'{len(self.dataset.classes)} {self.targets}'
 
   def make_model(self, model: ConfigDict) -> nn.Module:
-    """Return the network that the `model` part of a config describes. It has an output per class, label or value."""
+    """Return the network of the `model` part of a config. It has an output for each class, label or value."""
     return build_model(model, len(self.dataset.classes))
 
   def about(self) -> dict[str, Any]:
@@ -221,9 +222,9 @@ class ImageTask(Task):
     return resident, abstract_batch(resident, self.shape, sharding, *leading, target_shape=target)
 
   def measure(self, config: ConfigDict, train: Input | None) -> ConfigDict:
-    """Return the config with measured `data.mean` and `data.std`. If it has them already, they are kept.
+    """Return the config with `data.mean` and `data.std`.
 
-    If `train` is None, they are 1/2 and 1/4.
+    If `train` is None, they are 1/2 and 1/4. Otherwise, they are measured if the config does not have them yet.
     """
     resolved = config.copy_and_resolve_references()
     if train is None:

@@ -118,7 +118,7 @@ class Language(Task):
   # Loss.
 
   def train_batch(self, keys: tuple[jax.Array, jax.Array], resident: Tokens | None, batch: Batch) -> ModelBatch:
-    """Return windows at random positions in the text."""
+    """Return windows that begin at random positions in the text. The second key is for masks."""
     tokens = shifted_windows(keys[0], resident, batch)
     window_keys = jax.vmap(jax.random.fold_in, (None, 0))(keys[1], batch['index'])
     return self._model_batch(window_keys, tokens, jnp.ones(tokens.shape, bool))

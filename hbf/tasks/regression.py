@@ -120,7 +120,7 @@ class Regression(ImageTask):
     return ()
 
   def add_counts(self, counts: tuple[()], logits: jax.Array, targets: Any) -> tuple[tuple[()], dict[str, jax.Array]]:
-    """Return the empty counts, and true and predicted values, float32 [B, K], in the units of the data."""
+    """Return the empty counts, and `targets` and `predictions`, float32 [B, K] each, in the units of the data."""
     return counts, {'targets': targets[0], 'predictions': self.outputs(logits.astype(jnp.float32))}
 
   def summarize(self, counts: tuple[()], per_example: Mapping[str, np.ndarray]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class ModelBatch(NamedTuple):
 
   Attributes:
     inputs: the inputs of the network, [B, …].
-    targets: arrays [B, …] of the task's own, from which it computes loss and scores, such as classes and a mask.
+    targets: arrays [B, …] from which the task computes loss and scores, such as classes and a mask.
   """
 
   inputs: jax.Array
@@ -104,7 +104,7 @@ class TaskData(abc.ABC):
     """
 
   def train_order(self, source: Any, seed: int, batch_size: int) -> Order:
-    """Return the order of the training examples. By default, these are shuffled epochs.
+    """Return the order of the training examples. By default, the order is shuffled anew in every epoch.
 
     Args:
       source: the training examples.
@@ -128,8 +128,8 @@ class TaskLoss(abc.ABC):
 
   Attributes:
     loss_score: the loss as a score, with its unit.
-    training_score: the percentage of correct predictions in training as a score. None if the task predicts values,
-      which are not simply correct or wrong.
+    training_score: the score whose value in training is the percentage of correct predictions. None if the task
+      predicts values, which are not simply correct or wrong.
   """
 
   loss_score: ClassVar[Score] = LOSS

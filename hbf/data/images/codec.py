@@ -158,7 +158,7 @@ def decode_file(path: str, *, channels: int, size: int | None, content: bytes | 
 
 
 def resize(image: np.ndarray, size: int) -> np.ndarray:
-  """Resize an image, uint8 [height, width, 1 or 3], to a square of `size` pixels, as `decode` does."""
+  """Resize an image, uint8 [height, width, 1 or 3], to a square with sides of `size` pixels, as `decode` does."""
   return _to_array(to_pillow(image), image.shape[-1], size)
 
 

@@ -108,7 +108,7 @@ class ParquetSource(EncodedSource):
 
 
 def open_parquet(request: DataRequest) -> Dataset:
-  """Open the images in train-*.parquet and in the Parquet files of the other splits. Read all classes.
+  """Open the images in train-*.parquet and in the files of the other splits, and read the classes of all images.
 
   Raises:
     UserError: pyarrow is not installed, a file is missing or damaged, a column is not found or of a wrong type, or a

@@ -61,7 +61,7 @@ Resident = Any  # `Examples` for images, None for a stream, `hbf.data.text.windo
 
 
 class Input(abc.ABC):
-  """A source of batches for a jitted step.
+  """An object that yields the batches for a jitted step.
 
   Attributes:
     resident: the examples in device memory, which every step needs beside the batch. None for a stream. Pass them to

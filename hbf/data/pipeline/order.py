@@ -14,7 +14,7 @@ import numpy as np
 
 @functools.lru_cache(maxsize=2)
 def permutation(seed: int, epoch: int, examples: int) -> np.ndarray:
-  """Return a pseudo-random permutation of range(examples), int32 [examples], a pure function of the arguments.
+  """Return a pseudo-random permutation of range(examples), int32 [examples]. It depends on the arguments only.
 
   Equal calls return the same array, which is read-only.
   """

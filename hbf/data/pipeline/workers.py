@@ -148,7 +148,7 @@ def _bytes(array: np.ndarray) -> memoryview:
 
 
 def _exit_with_parent() -> None:
-  """Wait for the end of the parent process, then exit, because a killed parent cannot end its reading processes."""
+  """Wait for the end of the parent process, then exit. A parent that is killed could not end this process itself."""
   parent = multiprocessing.parent_process()
   assert parent is not None
   parent.join()

@@ -37,7 +37,7 @@ class Text:
 
   @property
   def fits_32_bits(self) -> bool:
-    """Whether int32 can hold the positions up to one window beyond the end of the text."""
+    """True if int32 can hold the positions up to one window beyond the end of the text."""
     return len(self.tokens) + self.length <= LARGEST
 
 
