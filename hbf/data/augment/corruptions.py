@@ -7,7 +7,7 @@ Tiny ImageNet-C and ImageNet-C have other strengths.
 The random numbers differ from those of the authors' files. These are the other differences:
   frost: a fractal with similar light, contrast and grain replaces their photographs, which this package lacks.
   motion_blur, snow: the blur follows ImageMagick's rule, without ImageMagick.
-  fog: a new point of the fractal is the mean of four neighbors. By mistake, the authors' code takes one of them twice.
+  fog: a new point of the fractal is the mean of four neighbors. A mistake in the authors' code takes one twice.
   zoom_blur, snow: images are enlarged about the exact center. The authors' center is up to a pixel off.
   elastic_transform: the affine map and the field are composed, and the image is resampled once, which blurs it less.
   all: levels are rounded, not truncated.
