@@ -139,7 +139,7 @@ class Language(Task):
     """
 
   def mean_of(self, values: jax.Array, targets: Any) -> jax.Array:
-    """Return the mean of `values` [B, T] over the predictions that count.
+    """Return the mean of `values` [B, T] over the predictions that count: those for which `targets[1]` is True.
 
     Every window must have the same number of predictions that count.
     """
@@ -147,7 +147,7 @@ class Language(Task):
     return jnp.sum(values, where=counted) / (len(labels) * self.predictions)
 
   def loss(self, logits: jax.Array, targets: Any) -> tuple[jax.Array, jax.Array]:
-    """Return the mean cross-entropy of the predictions that count, and the number of correct ones among them.
+    """Return the mean cross-entropy of the predictions that count, and the number of correct predictions among them.
 
     Every window must have the same number of predictions that count.
     """
@@ -162,7 +162,7 @@ class Language(Task):
   # Scores.
 
   def empty_counts(self) -> TextCounts:
-    """Return the counts before the first window: zeros."""
+    """Return counts of zero; see `TaskScores.empty_counts`."""
     return TextCounts.zeros(self.length)
 
   def add_counts(

@@ -191,11 +191,14 @@ class TaskScores(abc.ABC):
 
   @abc.abstractmethod
   def empty_counts(self) -> Any:
-    """Return the counts before the first example: zeros."""
+    """Return the counts before the first example: sums that are zero."""
 
   @abc.abstractmethod
   def add_counts(self, counts: Any, logits: jax.Array, targets: Any) -> tuple[Any, dict[str, jax.Array]]:
-    """Add an evaluated batch to the counts. Return the new counts, and per-example arrays [B, …] by name."""
+    """Add an evaluated batch to the counts, which are sums over a split.
+
+    Return the new counts, and arrays [B, …] by name, with a row for each example.
+    """
 
   @abc.abstractmethod
   def summarize(self, counts: Any, per_example: Mapping[str, np.ndarray]) -> dict[str, Any]:

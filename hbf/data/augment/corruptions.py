@@ -81,7 +81,7 @@ def _impulse_noise(x: np.ndarray, share: float, draws: Draws) -> np.ndarray:
 
 
 def _defocus_blur(x: np.ndarray, parameters: tuple[float, float], draws: Draws) -> np.ndarray:
-  """Convolve with a smoothed disk. The parameters are the disk's radius and the sigma of its smoothing."""
+  """Convolve the images with a smoothed disk. The parameters are the disk's radius and the sigma of its smoothing."""
   radius, smooth = (length * _scale(x) for length in parameters)
   margin = int(np.ceil(_scale(x)))
   reach = int(np.ceil(radius)) + margin
@@ -91,7 +91,7 @@ def _defocus_blur(x: np.ndarray, parameters: tuple[float, float], draws: Draws) 
 
 
 def _glass_blur(x: np.ndarray, parameters: tuple[float, int, int], draws: Draws) -> np.ndarray:
-  """Blur, replace pixels by random nearby pixels several times, and blur again.
+  """Blur the images, replace pixels by random nearby pixels several times, and blur again.
 
   The parameters are the sigma of the blur, the largest distance to a nearby pixel along an axis, and the number of
   times.
@@ -119,14 +119,13 @@ def _zoom_blur(x: np.ndarray, most: float, draws: Draws) -> np.ndarray:
 
 
 def _snow(x: np.ndarray, parameters: tuple[float, ...], draws: Draws) -> np.ndarray:
-  """Make the images paler. Add falling flakes, and the same flakes turned by 180 degrees."""
   mean, deviation, zoom, threshold, radius, sigma, kept = parameters
   flakes = mean + deviation * _drawn(draws, lambda random: random.standard_normal((*x.shape[1:3], 1), np.float32))
   flakes = _zoomed(flakes, max(1, zoom * _scale(x)))
   flakes = np.clip(np.where(flakes < threshold, 0, flakes), 0, 1)
   flakes = _blurred_by_motion(flakes, radius, sigma, _drawn(draws, lambda random: random.uniform(-135, -45)))
   pale = np.maximum(x, 1.5 * _luma(x) + 0.5)
-  return kept * x + (1 - kept) * pale + flakes + flakes[:, ::-1, ::-1]
+  return kept * x + (1 - kept) * pale + flakes + flakes[:, ::-1, ::-1]  # each flake twice, also turned by 180 degrees
 
 
 def _frost(x: np.ndarray, parameters: tuple[float, float], draws: Draws) -> np.ndarray:

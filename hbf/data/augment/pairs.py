@@ -19,13 +19,13 @@ KEY = 'data.mix'
 
 
 def mixup(key: jax.Array, size: tuple[int, int], lam: jax.Array) -> jax.Array:
-  """Return the weights w of an image's pixels, float32 [H, W], which all equal λ (Zhang et al. 2018)."""
+  """Return the weights of an image's own pixels in a mixture, float32 [H, W]: all equal λ (Zhang et al. 2018)."""
   del key
   return jnp.full(size, lam)
 
 
 def cutmix(key: jax.Array, size: tuple[int, int], lam: jax.Array) -> jax.Array:
-  """Return the weights w of an image's pixels, float32 [H, W]: 0 in a box and 1 around it (Yun et al. 2019).
+  """Return the weights of an image's own pixels in a mixture, float32 [H, W]: 0 in a box, else 1 (Yun et al. 2019).
 
   The box is a copy of the image's outline, scaled by √(1 − λ). Its center is a random pixel. The image's border clips
   the box.
@@ -93,7 +93,7 @@ def mix(
 
 
 def partners(key: jax.Array, index: jax.Array) -> jax.Array:
-  """Return for each example the row of its partner in the batch, int32 [B]; see `mix`.
+  """Return for each example the row of the partner that it is mixed with, int32 [B]; see `mix`.
 
   In a batch of two or more, no example is its own partner.
   """
@@ -105,7 +105,7 @@ def partners(key: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _weights(key: jax.Array, size: tuple[int, int], entries: Sequence[Entry]) -> jax.Array:
-  """Return the weights w of one image's pixels, float32 [H, W]. All are 1 if no entry is drawn for the image."""
+  """Return the weights of one image's own pixels, float32 [H, W]. All are 1 if the image is not mixed."""
   which_key, *keys = jax.random.split(key, 1 + len(entries))
   drawn = jax.random.uniform(which_key)
   weights, begin = jnp.ones(size), 0.0

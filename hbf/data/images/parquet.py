@@ -28,7 +28,7 @@ _LABELS = ('label', 'labels', 'fine_label', 'class', 'target')
 
 
 class RowGroups:
-  """A cache of columns of row groups. It reads a column from its file when the column is needed.
+  """A cache of columns of the row groups of Parquet files. It reads a column when the column is needed.
 
   If the columns take too many bytes, those that were not used for the longest time are dropped.
   """

@@ -46,7 +46,7 @@ class Batched(Protocol):
   """A source that can read many examples in one call, faster than one by one."""
 
   def read(self, indices: np.ndarray) -> Iterable[tuple[np.ndarray, Target]]:
-    """Return the examples `indices`, int [n]."""
+    """Return image and target of each of the examples `indices`, int [n]."""
 
 
 @runtime_checkable
@@ -104,7 +104,7 @@ class Subset:
     return self.source[int(self.indices[index])]
 
   def read(self, indices: np.ndarray) -> Iterable[tuple[np.ndarray, Target]]:
-    """Return the examples `indices`, int [n], of this subset; see `Batched`."""
+    """Return image and target of each of the examples `indices`, int [n], of this subset; see `Batched`."""
     return read(self.source, self.indices[indices])
 
   def read_labels(self) -> np.ndarray:
@@ -117,7 +117,7 @@ class Subset:
 
 
 def read(source: Source, indices: np.ndarray) -> Iterable[tuple[np.ndarray, Target]]:
-  """Return the examples `indices`, int [n], by the fastest method that the source has."""
+  """Return image and target of each of the examples `indices`, int [n], by the fastest method that the source has."""
   return source.read(indices) if isinstance(source, Batched) else (source[int(index)] for index in indices)
 
 

@@ -60,7 +60,8 @@ def make_text_input(kind: str, source: Text, sharding: NamedSharding, resident_b
   """Make the input for a text.
 
   Args:
-    kind: `device`, `stream` or `auto`. `auto` is `device` if the text fits into `resident_bytes`, else `stream`.
+    kind: `device` (the text in device memory), `stream` (windows from the host) or `auto`. `auto` is `device` if the
+      text fits into `resident_bytes`, else `stream`.
     source: the text.
     sharding: sharding of batches over their first axis.
     resident_bytes: the most bytes of text that `auto` puts on each device.
