@@ -78,10 +78,10 @@ def change(workdir: pathlib.Path, images: Sequence[str]) -> None:
 
 
 def check(images: Sequence[str]) -> None:
-  """Raise UserError unless the flags and `images` ask for exactly one thing.
+  """Raise UserError unless the flags and `images` ask for exactly one of four things.
 
-  This is to correct the answers for images, to correct one for a text, to undo an edit, or to list the edits.
-  `images` has the arguments that are not flags: paths of images.
+  They are: to correct the answers for images, to correct an answer in a text, to undo an edit, and to list the edits.
+  `images` has the arguments that are not flags, the paths of images.
   """
   texts = PROMPT.value is not None or ANSWER.value is not None
   if (bool(images) or bool(LABEL.value), texts, UNDO.value is not None, LIST.value).count(True) != 1:

@@ -127,7 +127,7 @@ def _delong(inside: np.ndarray, outside: np.ndarray) -> tuple[float, float]:
 
 
 def _logit_interval(area: float, deviation: float) -> Estimate:
-  """Return the AUROC `area` with its interval, which is symmetric in log(area / (1 − area)).
+  """Return the AUROC `area` with its 95% interval, which is symmetric in log(area / (1 − area)).
 
   The argument `deviation` is the standard deviation of `area`.
   """

@@ -84,7 +84,7 @@ class Evaluator:
     self.step = jax.jit(step, donate_argnums=0, out_shardings=replicated)
 
   def rows(self, examples: int) -> int:
-    """Return the batch size for a split. It is smaller than `batch_size` if the split has few examples."""
+    """Return the batch size for a split of so many examples: `batch_size`, or less if the examples are few."""
     devices = self._mesh.size
     return min(self.batch_size, -(-examples // devices) * devices)
 

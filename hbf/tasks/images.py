@@ -192,7 +192,7 @@ class ImageTask(Task):
 
   @property
   def units(self) -> int:
-    """The number of units in an example: 1, because the unit is the image."""
+    """The number of units (`TaskData.unit`) in an example: 1, because the unit is the image."""
     return 1
 
   def identity(self) -> dict[str, Any]:

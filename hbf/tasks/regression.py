@@ -28,8 +28,9 @@ from hbf.tasks.images import ImageTask
 class Regression(ImageTask):
   """The prediction of K values.
 
-  The network predicts standardized values: from each value, the mean of its target is subtracted, and the difference
-  is divided by the target's standard deviation. Data sets, answers and scores have values in the units of the data.
+  Here, a target is one of the K quantities, such as a position in pixels. The network predicts standardized values:
+  from each value, the mean of its target is subtracted, and the difference is divided by the target's standard
+  deviation. Data sets, answers and scores have values in the units of the data.
 
   Attributes:
     target_mean: the mean of each target over the training images. () before it is measured.
@@ -68,7 +69,7 @@ class Regression(ImageTask):
     return super().options(config, dataset) | found
 
   def about(self) -> dict[str, Any]:
-    """Return the mean and the standard deviation of the targets; see `ImageTask.about`."""
+    """Return the mean and the standard deviation of each target; see `ImageTask.about`."""
     return {'target_mean': [*self.target_mean], 'target_std': [*self.target_std]}
 
   def outputs(self, logits: jax.Array) -> jax.Array:

@@ -94,7 +94,7 @@ def _glass_blur(x: np.ndarray, parameters: tuple[float, int, int], draws: Draws)
   """Blur the images, replace pixels by random nearby pixels several times, and blur again.
 
   The parameters are the sigma of the blur, the largest distance to a nearby pixel along an axis, and the number of
-  times.
+  replacements.
   """
   # The paper exchanges pairs of pixels. The authors' code instead copies one pixel of a pair to the other, because
   # the second half of an exchange reads the result of the first half. This function does the same.
@@ -230,7 +230,7 @@ def _blurred_by_motion(x: np.ndarray, radius: float, sigma: float, degrees: np.n
 
 
 def _zoomed(x: np.ndarray, zoom: float) -> np.ndarray:
-  """Enlarge images about their center, bilinearly, and crop them to their size."""
+  """Enlarge images about their center, bilinearly, and crop them to their original size."""
   side = x.shape[1]
   at = (np.arange(side) - (side - 1) / 2) / zoom + (side - 1) / 2
   matrix = np.maximum(1 - np.abs(at[:, None] - np.arange(side)), 0).astype(np.float32)

@@ -64,7 +64,7 @@ def _mirror_if(condition: jax.Array, size: Size) -> jax.Array:
 
 
 def shift(key: jax.Array, size: Size, most: int) -> jax.Array:
-  """Return an affine map [2, 3] that moves the image along each axis by whole pixels, uniform in −most … most."""
+  """Return an affine map [2, 3] that moves the image along both axes by random whole pixels, −most … most."""
   return affine(jnp.eye(2), (_corner(key, most)[::-1] - most).astype(jnp.float32))
 
 
@@ -138,7 +138,7 @@ def inside(positions: jax.Array, corner: jax.Array, box: jax.Array) -> jax.Array
 
 
 def centers(size: Size) -> jax.Array:
-  """Return the positions of the pixels' centers, float32 [height, width, 2]."""
+  """Return the positions (x, y) of the pixels' centers, in pixels, float32 [height, width, 2]."""
   rows, columns = jnp.meshgrid(jnp.arange(size[0]), jnp.arange(size[1]), indexing='ij')
   return jnp.stack([columns, rows], axis=-1) + jnp.float32(0.5)
 

@@ -19,7 +19,7 @@ KEY = 'data.mix'
 
 
 def mixup(key: jax.Array, size: tuple[int, int], lam: jax.Array) -> jax.Array:
-  """Return the weights of an image's own pixels in a mixture, float32 [H, W]: all equal λ (Zhang et al. 2018)."""
+  """Return the weights of an image's own pixels in a mixture, float32 [H, W]: all are `lam` (Zhang et al. 2018)."""
   del key
   return jnp.full(size, lam)
 
@@ -27,8 +27,8 @@ def mixup(key: jax.Array, size: tuple[int, int], lam: jax.Array) -> jax.Array:
 def cutmix(key: jax.Array, size: tuple[int, int], lam: jax.Array) -> jax.Array:
   """Return the weights of an image's own pixels in a mixture, float32 [H, W]: 0 in a box, else 1 (Yun et al. 2019).
 
-  The box is a copy of the image's outline, scaled by √(1 − λ). Its center is a random pixel. The image's border clips
-  the box.
+  The box is a copy of the image's outline, scaled by √(1 − `lam`). Its center is a random pixel. The image's border
+  clips the box.
   """
   sides = jnp.array(size)
   half = (sides * jnp.sqrt(1 - lam)).astype(jnp.int32) // 2
@@ -48,8 +48,8 @@ _ARGUMENTS = (Argument('alpha', 0.01, math.inf), Argument('share'))
 def read_mix(value: Any) -> tuple[Entry, ...]:
   """Check the config's `data.mix`, and return its entries (name, alpha, share).
 
-  An entry mixes the fraction `share` of the images by the function `MIXES[name]`. Each of these images gets its own λ
-  from the distribution Beta(alpha, alpha).
+  An entry mixes the fraction `share` of the images by the function `MIXES[name]`. Each of these images gets its own
+  random λ, `lam`, from the distribution Beta(alpha, alpha).
 
   Raises:
     UserError: the value is wrong.

@@ -22,7 +22,7 @@ class Facts(NamedTuple):
   Attributes:
     mean: mean level of each channel, uint8 [C], or one number for all channels.
     fixed_key: random key of this example, the same in every epoch.
-    epoch: index of the current epoch of the example, int32 [].
+    epoch: index of the current epoch, int32 [].
   """
 
   mean: Any = 128

@@ -59,7 +59,7 @@ class Labeled(Protocol):
 
 @runtime_checkable
 class Stored(Protocol):
-  """A source that knows its stored images. Its fingerprint does not depend on the size that they are resized to."""
+  """A source whose fingerprint does not depend on the size that its images are resized to."""
 
   def traits(self, sample: np.ndarray) -> Iterable[bytes]:
     """Return bytes from which a fingerprint of the source is computed.

@@ -14,7 +14,9 @@ from hbf.errors import UserError, warn
 
 
 def root_folder(root: str, content: str) -> Path:
-  """Return the folder `root`. `~` is the home directory. For the message, `content` says what the folder should have.
+  """Return the folder `root`. `~` is the home directory.
+
+  For the error message, `content` says what the folder should have.
 
   Raises:
     UserError: the folder does not exist.

@@ -132,7 +132,7 @@ class ImageInput(Input):
 
   @abc.abstractmethod
   def sums(self) -> tuple[int, np.ndarray]:
-    """Return the number of pixels, and each channel's sum of levels and sum of squared levels, [2, C]."""
+    """Return the number of pixels of all images, and each channel's sums of levels and squared levels, int [2, C]."""
 
 
 class DeviceInput(ResidentInput, ImageInput):

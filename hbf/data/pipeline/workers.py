@@ -125,7 +125,7 @@ def _serve(pipe: Connection, batches: BatchSequence, first: int, step: int) -> N
 
 
 def _send_array(pipe: Connection, array: np.ndarray) -> None:
-  """Send the bytes of an array without pickling, which would take the parent several times as long."""
+  """Send the bytes of an array. To receive a pickled array would take the parent several times as long."""
   rest = _bytes(np.ascontiguousarray(array))
   while rest:
     rest = rest[os.write(pipe.fileno(), rest) :]

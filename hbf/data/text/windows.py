@@ -73,7 +73,7 @@ def check_length(what: str, tokens: int, length: int) -> None:
 def count_windows(tokens: int, length: int) -> int:
   """Return the number of consecutive windows of `length` tokens in a text of `tokens` tokens.
 
-  The next token after a window is its last target, so a last token by itself makes no window.
+  The last window may be incomplete. A single last token makes no window, because no token follows it.
   """
   return -(-(tokens - 1) // length)
 
