@@ -64,7 +64,7 @@ def _mirror_if(condition: jax.Array, size: Size) -> jax.Array:
 
 
 def shift(key: jax.Array, size: Size, most: int) -> jax.Array:
-  """Return an affine map [2, 3] that moves the image along both axes by random whole pixels, −most … most."""
+  """Return an affine map [2, 3] that moves an image by random whole pixels, −most … most on each axis."""
   return affine(jnp.eye(2), (_corner(key, most)[::-1] - most).astype(jnp.float32))
 
 

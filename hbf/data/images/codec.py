@@ -126,7 +126,7 @@ class _Span(NamedTuple):
 
   @classmethod
   def of(cls, offset: int, size: int, resized: int, side: int) -> Self:
-    """Return the interval that becomes a given part of the axis when its length changes from `side` to `resized`.
+    """Return the interval that becomes a given part of an axis that is resized from `side` to `resized` pixels.
 
     The part has `size` pixels and begins at pixel `offset` of the resized axis.
     """
