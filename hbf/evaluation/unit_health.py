@@ -105,7 +105,7 @@ def awake(log_kernels: jax.Array) -> jax.Array:
 
 
 def low_share(rate: ArrayLike) -> jax.Array:
-  """Return True for units that are awake for fewer than one token in a thousand. Such a unit need not be dead.
+  """Return True for units that are awake for fewer than one token in a thousand.
 
   Args:
     rate: fraction of the tokens for which a unit is awake, [..., U].
