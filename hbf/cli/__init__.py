@@ -18,7 +18,7 @@ flags.disclaim_key_flags()
 
 
 def define_config(default: str) -> flags.FlagHolder[ConfigDict]:
-  """Define the flag --config=DATA[:arguments] and its overrides --config.KEY=VALUE."""
+  """Define the flag --config=DATA[:arguments] with this default, and the overrides --config.KEY=VALUE."""
   # A default given to the flag itself would be parsed, with the overrides, while it is defined: before `run` can
   # turn a mistake into a line.
   if not any(re.match(r'--?config(=|$)', argument) for argument in sys.argv):
@@ -83,7 +83,7 @@ _FORMAT_WARNING = warnings.formatwarning
 def _format_warning(
   message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-  """Format a `Notice` as one line, and any other warning as Python does."""
+  """Format a `hbf.errors.Notice` as one line, and any other warning as Python does."""
   if issubclass(category, Notice):
     return f'warning: {" ".join(str(message).split())}\n'
   return _FORMAT_WARNING(message, category, filename, lineno, line)

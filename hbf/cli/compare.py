@@ -113,7 +113,8 @@ def comparison_of_flags() -> 'Comparison':
   """Return the comparison that the flags describe.
 
   Raises:
-    UserError: the preset is unknown, the seeds are not a list, or both operations and epochs are given.
+    UserError: the preset is unknown, --seeds is not a list of seeds, or both --operations and --config.train.epochs
+      are given.
   """
   from hbf.comparison import tune
   from hbf.comparison.grid import Comparison, parse_seeds, with_arms

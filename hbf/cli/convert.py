@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _import(flags: argparse.Namespace, moved: dict[str, str]) -> str:
   """Make a run folder from a file with the authors' weights. Return a message for the user.
 
-  `moved` has the values of the config keys data.dir and data.root that flags set.
+  `moved` has the values of --data_dir and --data_root, if given, under the keys 'dir' and 'root'.
   """
   from hbf.config.command_line import read_config
   from hbf.training.convert import of_authors

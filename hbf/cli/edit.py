@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def change(workdir: pathlib.Path, images: Sequence[str]) -> None:
-  """Make the edits in a run folder that the flags and the names of `images` describe, or undo one."""
+  """Correct the answers for `images` or for --prompt in a run folder, or undo the edit --undo."""
   from hbf.editing.edit import MARGIN as MARGIN_OF_IMAGES
   from hbf.editing.edit import edit_files
   from hbf.editing.text import MARGIN as MARGIN_OF_TEXTS
@@ -78,9 +78,10 @@ def change(workdir: pathlib.Path, images: Sequence[str]) -> None:
 
 
 def check(images: Sequence[str]) -> None:
-  """Raise UserError unless flags and images ask for exactly one thing: to edit images, edit a text, undo or list.
+  """Raise UserError unless the flags and `images` ask for exactly one of four things.
 
-  `images` are the arguments that are not flags.
+  They are: to correct the answers for images, to correct an answer in a text, to undo an edit, and to list the edits.
+  `images` has the arguments that are not flags, the paths of images.
   """
   texts = PROMPT.value is not None or ANSWER.value is not None
   if (bool(images) or bool(LABEL.value), texts, UNDO.value is not None, LIST.value).count(True) != 1:

@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def change(workdir: pathlib.Path) -> None:
-  """Learn the classes of --images in a run folder, or forget the class --forget."""
+  """Add the classes of --images to the run in `workdir`, or forget the class --forget."""
   from hbf.editing.learn import learn_folder
   from hbf.training.learned import forget
   from hbf.training.machine import keep_compiled_programs, keep_freed_memory

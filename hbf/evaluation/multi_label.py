@@ -20,9 +20,9 @@ def summarize(labels: np.ndarray, logits: np.ndarray) -> dict[str, Any]:
   Returns:
     A dictionary. `n` is the number of images. `correct` is the number of images for which all K predictions are
     correct. The other keys are the scores in `hbf.evaluation.scores.MULTI_LABEL`. `map` is the average precision
-    (`average_precision_terms`) in percent, as a mean over the labels. A label that no image has is left out.
-    `f1` is F1 in percent, as a mean over the labels. `exact_match` is `correct` in percent, and `label_accuracy` is
-    the percentage of correct predictions. `nll` is the mean negative log-likelihood of a prediction in nats.
+    (`average_precision_terms`) in percent, as a mean over the labels that at least one image has. `f1` is F1 in
+    percent, as a mean over all labels. `exact_match` is `correct` in percent, and `label_accuracy` is the percentage
+    of correct predictions. `nll` is the mean negative log-likelihood of a prediction in nats.
   """
   truth, z = labels.astype(bool), logits.astype(np.float64)
   right = (z > 0) == truth

@@ -1,6 +1,6 @@
-"""Detection of outliers. A score of each image should separate images like the training images from other images.
+"""Detection of outliers: of images that are unlike the training images. A detector gives each image a score.
 
-Images like the training images are *inside*, other images are *outside*. Images inside should have greater scores.
+Images like the training images are *inside*, all others are *outside*. Images inside should have the greater scores.
 """
 
 import dataclasses
@@ -26,7 +26,9 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Separation:
-  """Two measures, in percent, of how well a score separates examples inside from examples outside.
+  """Two measures of how well a score separates examples inside, like the training images, from examples outside.
+
+  Both are in percent.
 
   Attributes:
     auroc: probability that a random example inside has a greater score than a random example outside. Ties count
@@ -50,7 +52,7 @@ def energy_score(logits: np.ndarray) -> np.ndarray:
 
 
 def separation(inside: np.ndarray, outside: np.ndarray) -> Separation:
-  """Measure how well a score separates examples inside from examples outside.
+  """Measure how well a score separates examples inside, like the training images, from all others, outside.
 
   The confidence interval of the AUROC is computed for the logarithm of its odds, with DeLong's variance (1988). So
   its bounds stay within 0 to 100. If the score separates all examples, DeLong's variance is 0, and Newcombe's
@@ -79,7 +81,7 @@ def auroc_difference(one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray
   """Return the AUROC of one score minus the AUROC of another on the same examples, with DeLong's paired interval.
 
   Args:
-    one: values of the first score, for the examples inside [n] and the examples outside [m].
+    one: values of the first score, for examples like the training images, [n], and for other examples, [m].
     other: values of the second score, for the same examples in the same order.
 
   Raises:
@@ -125,7 +127,7 @@ def _delong(inside: np.ndarray, outside: np.ndarray) -> tuple[float, float]:
 
 
 def _logit_interval(area: float, deviation: float) -> Estimate:
-  """Return the AUROC `area` with its interval, which is symmetric in log(area / (1 − area)).
+  """Return the AUROC `area` with its 95% interval, which is symmetric in log(area / (1 − area)).
 
   The argument `deviation` is the standard deviation of `area`.
   """

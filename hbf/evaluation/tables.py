@@ -24,7 +24,7 @@ def print_result(result: Mapping[str, Any], title: str, console: Console) -> Non
 
 
 def print_classes(summary: Mapping[str, Any], classes: Sequence[str], console: Console) -> None:
-  """Print for each class its accuracy, and the wrong class that is most often predicted for its examples.
+  """Print for each class its accuracy, and the other class that is most often predicted for its examples.
 
   If there are more than MOST_CLASSES classes, print only the MOST_CLASSES with the lowest accuracy.
 

@@ -24,8 +24,8 @@ class Health(NamedTuple):
   """Two faults of U units, booleans [..., U] each. No unit has both faults.
 
   Attributes:
-    dead: True if the unit adds nothing or learns nothing. Its greatest |R| or the gradient of its coefficients is
-      then 0 up to rounding.
+    dead: True if the unit adds nothing or learns nothing. Its greatest |response| or the gradient of its coefficients
+      is then 0 up to rounding.
     constant: True if the response hardly varies over the tokens. The unit then adds hardly more than a bias.
   """
 
@@ -34,10 +34,10 @@ class Health(NamedTuple):
 
 
 def unit_health(responses: ArrayLike, gradient: ArrayLike | None = None) -> Health:
-  """Find the dead and the constant units by their responses to M tokens.
+  """Find the dead and the constant ones of U units by their responses to M tokens.
 
   Args:
-    responses: R after normalization and gain, [..., M, U].
+    responses: response of each unit to each token, after normalization and gain, [..., M, U].
     gradient: greatest |gradient| of the loss with respect to each unit's coefficients, [..., U]. None: unknown.
   """
   responses = jnp.asarray(responses, jnp.float32)
@@ -46,15 +46,15 @@ def unit_health(responses: ArrayLike, gradient: ArrayLike | None = None) -> Heal
 
 
 def health(peak: ArrayLike, mean: ArrayLike, deviation: ArrayLike, gradient: ArrayLike | None = None) -> Health:
-  """Find the dead and the constant units by statistics of their responses over the tokens.
+  """Find the dead and the constant ones of U units by statistics of their responses over the tokens.
 
   A response counts as 0 if it is at most ROUNDING, because typical responses are about 1. A gradient counts as 0 if
   it is at most ROUNDING times the largest gradient of the same stage.
 
   Args:
-    peak: greatest |R| of each unit, [..., U].
-    mean: mean of R, [..., U].
-    deviation: standard deviation of R, [..., U].
+    peak: greatest |response| of each unit, [..., U].
+    mean: mean response of each unit, [..., U].
+    deviation: standard deviation of the responses of each unit, [..., U].
     gradient: greatest |gradient| of each unit's coefficients, [..., U]; see `unit_health`.
   """
   mean, deviation = jnp.asarray(mean), jnp.asarray(deviation)
@@ -92,8 +92,8 @@ def doubled(correlation: ArrayLike) -> jax.Array:
 def awake(log_kernels: jax.Array) -> jax.Array:
   """Return True where a unit is awake for a token.
 
-  A unit is awake if its share K / ΣK is at least twice the even share 1/U. The sum is over the units. Shares are
-  relative, so units can be awake even for a token for which all K are near 0.
+  A unit is awake if its share K / ΣK is at least twice the even share 1/U. K is the value of its kernel, and the sum
+  is over all U units. Shares are relative, so units can be awake even for a token for which all K are near 0.
 
   Args:
     log_kernels: log K of each token and unit, [..., U].
@@ -105,7 +105,7 @@ def awake(log_kernels: jax.Array) -> jax.Array:
 
 
 def low_share(rate: ArrayLike) -> jax.Array:
-  """Return True for units that are awake for fewer than one token in a thousand. Such a unit may still not be dead.
+  """Return True for units that are awake for fewer than one token in a thousand.
 
   Args:
     rate: fraction of the tokens for which a unit is awake, [..., U].

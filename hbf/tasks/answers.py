@@ -34,7 +34,10 @@ class AnswerForm:
   form: str
 
   def answer(self, names: Sequence[str], outputs: np.ndarray, top: int) -> Named:
-    """Return the answer for one image from its outputs, float64 [K]. A ranked answer has at most `top` names."""
+    """Return the answer for one image, names with numbers, from its outputs, float64 [K].
+
+    A ranked answer has at most `top` names. Otherwise, it has all K names.
+    """
     numbers = self.numbers(outputs)
     order = np.argsort(-outputs, kind='stable')[:top] if self.ranked else np.arange(len(outputs))
     return tuple((names[number], float(numbers[number])) for number in order)

@@ -98,7 +98,7 @@ class Classification(ImageTask):
   # Scores.
 
   def empty_counts(self) -> Counts:
-    """Return the counts before the first image: zeros."""
+    """Return counts of zero; see `TaskScores.empty_counts`."""
     return Counts.zeros(len(self.dataset.classes))
 
   def add_counts(self, counts: Counts, logits: jax.Array, targets: Any) -> tuple[Counts, dict[str, jax.Array]]:

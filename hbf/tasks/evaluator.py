@@ -56,7 +56,8 @@ class Evaluator:
       batch_size: the largest number of examples in a step, a multiple of the number of devices. The last batch is
         padded and masked.
       replicated: the sharding of arrays that every device holds.
-      copies: a function that makes copies of the inputs. The outputs for the copies are averaged. None: no copies.
+      copies: a function that makes changed copies of the inputs. The outputs for the copies are averaged. None: no
+        copies.
     """
     self.batch_size = batch_size
     self._task = task
@@ -83,7 +84,7 @@ class Evaluator:
     self.step = jax.jit(step, donate_argnums=0, out_shardings=replicated)
 
   def rows(self, examples: int) -> int:
-    """Return the batch size for a split. It is smaller than `batch_size` if the split has few examples."""
+    """Return the batch size for a split of so many examples: `batch_size`, or less if the examples are few."""
     devices = self._mesh.size
     return min(self.batch_size, -(-examples // devices) * devices)
 

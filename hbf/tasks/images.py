@@ -74,7 +74,8 @@ class ImageTask(Task):
     seed: the seed of the order of the examples.
     validation: the fraction of train that is held out.
     stratify: True if the same fraction of every class is held out.
-    copies: a function that makes copies of test images. The outputs for the copies are averaged. None: no copies.
+    copies: a function that makes changed copies of test images. The outputs for the copies are averaged. None: no
+      copies.
   """
 
   example: ClassVar[str] = 'image'
@@ -155,7 +156,7 @@ class ImageTask(Task):
     return f'{len(self.dataset.classes)} {self.targets}'
 
   def make_model(self, model: ConfigDict) -> nn.Module:
-    """Return the network that the `model` part of a config describes. It has an output per class, label or value."""
+    """Return the network of the `model` part of a config. It has an output for each class, label or value."""
     return build_model(model, len(self.dataset.classes))
 
   def about(self) -> dict[str, Any]:
@@ -191,7 +192,7 @@ class ImageTask(Task):
 
   @property
   def units(self) -> int:
-    """The number of units in an example: 1, because the unit is the image."""
+    """The number of units (`TaskData.unit`) in an example: 1, because the unit is the image."""
     return 1
 
   def identity(self) -> dict[str, Any]:
@@ -221,7 +222,10 @@ class ImageTask(Task):
     return resident, abstract_batch(resident, self.shape, sharding, *leading, target_shape=target)
 
   def measure(self, config: ConfigDict, train: Input | None) -> ConfigDict:
-    """Return the config with measured `data.mean` and `data.std`. If `train` is None, they are 1/2 and 1/4."""
+    """Return the config with `data.mean` and `data.std`.
+
+    If `train` is None, they are 1/2 and 1/4. Otherwise, they are measured if the config does not have them yet.
+    """
     resolved = config.copy_and_resolve_references()
     if train is None:
       channels = self.shape[-1]
@@ -244,11 +248,11 @@ class ImageTask(Task):
     return ModelBatch(normalize(images, self.mean, self.std), (labels, targets))
 
   def loss_targets(self, labels: jax.Array) -> jax.Array:
-    """Return the targets of the loss, float32 [B, K], from the targets of the images: by default the same."""
+    """Return the targets of the loss, float32 [B, K], from the targets of the images. By default they are equal."""
     return labels
 
   def _time(self, step: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array] | tuple[()]:
-    """Return the arguments `fixed_key` and `epochs` of `augment`. () if no transform needs them."""
+    """Return the arguments `fixed_key` and `epochs` of `augment` in step `step`. () if no transform needs them."""
     if not needs_epochs(self.transforms):
       return ()
     # Only the number of held-out images matters here. `stratify` would read the labels and not change this number.
@@ -263,7 +267,7 @@ class ImageTask(Task):
     return ModelBatch(normalize(examples['image'], self.mean, self.std), (examples['label'], examples['mask']))
 
   def mean_of(self, values: jax.Array, targets: Any) -> jax.Array:
-    """Return the mean of `values`, [B] or [B, K], which has a number for each prediction in a batch."""
+    """Return the mean of `values`, [B] or [B, K]. It is over all predictions, so `targets` is not used."""
     del targets
     return values.mean()
 

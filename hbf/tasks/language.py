@@ -118,7 +118,7 @@ class Language(Task):
   # Loss.
 
   def train_batch(self, keys: tuple[jax.Array, jax.Array], resident: Tokens | None, batch: Batch) -> ModelBatch:
-    """Return windows at random positions in the text."""
+    """Return windows at random positions in the text. The first key is for the positions, the second for masks."""
     tokens = shifted_windows(keys[0], resident, batch)
     window_keys = jax.vmap(jax.random.fold_in, (None, 0))(keys[1], batch['index'])
     return self._model_batch(window_keys, tokens, jnp.ones(tokens.shape, bool))
@@ -133,13 +133,13 @@ class Language(Task):
     """Return the batch for the network and its loss.
 
     Args:
-      keys: a random key for each window, [B].
+      keys: a random key for the masks of each window, [B].
       tokens: windows of T tokens, each followed by the next token of the text, [B, T + 1].
       present: booleans [B, T + 1]. False for padding and beyond the end of the text.
     """
 
   def mean_of(self, values: jax.Array, targets: Any) -> jax.Array:
-    """Return the mean of `values` [B, T] over the predictions that count.
+    """Return the mean of `values` [B, T] over the predictions that count: those for which `targets[1]` is True.
 
     Every window must have the same number of predictions that count.
     """
@@ -147,7 +147,7 @@ class Language(Task):
     return jnp.sum(values, where=counted) / (len(labels) * self.predictions)
 
   def loss(self, logits: jax.Array, targets: Any) -> tuple[jax.Array, jax.Array]:
-    """Return the mean cross-entropy of the predictions that count, and the number of correct ones among them.
+    """Return the mean cross-entropy of the predictions that count, and the number of correct predictions among them.
 
     Every window must have the same number of predictions that count.
     """
@@ -162,7 +162,7 @@ class Language(Task):
   # Scores.
 
   def empty_counts(self) -> TextCounts:
-    """Return the counts before the first window: zeros."""
+    """Return counts of zero; see `TaskScores.empty_counts`."""
     return TextCounts.zeros(self.length)
 
   def add_counts(
@@ -220,7 +220,7 @@ class NextToken(Language):
 class MaskedToken(Language):
   """The prediction of masked tokens from the tokens around them (Devlin et al. 2019).
 
-  All selected tokens are masked (BERT masks 80% of them), because nothing is fine-tuned later.
+  All tokens to predict are masked. BERT masks only 80% of them, because its fine-tuning has no masks.
   """
 
   scores: ClassVar[tuple[Score, ...]] = MASKED_TOKEN

@@ -28,8 +28,9 @@ from hbf.tasks.images import ImageTask
 class Regression(ImageTask):
   """The prediction of K values.
 
-  The network predicts standardized values: from each value, the mean of its target is subtracted, and the difference
-  is divided by the target's standard deviation. Data sets, answers and scores have values in the units of the data.
+  Here, a target is one of the K quantities, such as a position in pixels. The network predicts standardized values:
+  from each value, the mean of its target is subtracted, and the difference is divided by the target's standard
+  deviation. Data sets, answers and scores have values in the units of the data.
 
   Attributes:
     target_mean: the mean of each target over the training images. () before it is measured.
@@ -68,7 +69,7 @@ class Regression(ImageTask):
     return super().options(config, dataset) | found
 
   def about(self) -> dict[str, Any]:
-    """Return the mean and the standard deviation of the targets; see `ImageTask.about`."""
+    """Return the mean and the standard deviation of each target; see `ImageTask.about`."""
     return {'target_mean': [*self.target_mean], 'target_std': [*self.target_std]}
 
   def outputs(self, logits: jax.Array) -> jax.Array:
@@ -76,10 +77,10 @@ class Regression(ImageTask):
     return in_units(logits, self.target_mean, self.target_std)
 
   def measure(self, config: ConfigDict, train: Input | None) -> ConfigDict:
-    """Return the config with mean and deviation of each channel and each target; see `ImageTask.measure`.
+    """Return the config with the mean and the standard deviation of each channel and each target.
 
-    Keys `data.target_mean` and `data.target_std` that the config has already are kept. Otherwise, if `train` is None,
-    each target gets the mean 0 and the deviation 1.
+    If the config has `data.target_mean` and `data.target_std` already, they are kept. Otherwise, if `train` is None,
+    each target gets the mean 0 and the deviation 1. For the channels, see `ImageTask.measure`.
 
     Raises:
       UserError: a target has the same value in all training images.
@@ -120,7 +121,7 @@ class Regression(ImageTask):
     return ()
 
   def add_counts(self, counts: tuple[()], logits: jax.Array, targets: Any) -> tuple[tuple[()], dict[str, jax.Array]]:
-    """Return the empty counts, and true and predicted values, float32 [B, K], in the units of the data."""
+    """Return the empty counts, and `targets` and `predictions`, float32 [B, K] each, in the units of the data."""
     return counts, {'targets': targets[0], 'predictions': self.outputs(logits.astype(jnp.float32))}
 
   def summarize(self, counts: tuple[()], per_example: Mapping[str, np.ndarray]) -> dict[str, Any]:

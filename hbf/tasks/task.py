@@ -27,7 +27,7 @@ class ModelBatch(NamedTuple):
 
   Attributes:
     inputs: the inputs of the network, [B, …].
-    targets: arrays [B, …] of the task's own, from which it computes loss and scores, such as classes and a mask.
+    targets: arrays [B, …] from which the task computes loss and scores, such as classes and a mask.
   """
 
   inputs: jax.Array
@@ -74,7 +74,9 @@ class TaskData(abc.ABC):
 
   @abc.abstractmethod
   def splits(self, validation: float) -> dict[str, Any]:
-    """Return the sources of the splits train, validation and test. Without held-out examples, validation is missing.
+    """Return the sources of the splits train, validation and test by name.
+
+    If no examples are held out, there is no entry `validation`.
 
     Args:
       validation: the fraction of train that is held out, from 0 to below 1.
@@ -102,7 +104,7 @@ class TaskData(abc.ABC):
     """
 
   def train_order(self, source: Any, seed: int, batch_size: int) -> Order:
-    """Return the order of the training examples. By default, these are shuffled epochs.
+    """Return the order of the training examples. By default, the order is shuffled anew in every epoch.
 
     Args:
       source: the training examples.
@@ -126,8 +128,8 @@ class TaskLoss(abc.ABC):
 
   Attributes:
     loss_score: the loss as a score, with its unit.
-    training_score: the percentage of correct predictions in training as a score. None if the task predicts values,
-      which are not simply correct or wrong.
+    training_score: the score whose value in training is the percentage of correct predictions. None if the task
+      predicts values, which are not simply correct or wrong.
   """
 
   loss_score: ClassVar[Score] = LOSS
@@ -189,11 +191,14 @@ class TaskScores(abc.ABC):
 
   @abc.abstractmethod
   def empty_counts(self) -> Any:
-    """Return the counts before the first example: zeros."""
+    """Return the counts before the first example: sums that are zero."""
 
   @abc.abstractmethod
   def add_counts(self, counts: Any, logits: jax.Array, targets: Any) -> tuple[Any, dict[str, jax.Array]]:
-    """Add an evaluated batch to the counts. Return the new counts, and per-example arrays [B, …] by name."""
+    """Add an evaluated batch to the counts, which are sums over a split.
+
+    Return the new counts, and arrays [B, …] by name, with a row for each example.
+    """
 
   @abc.abstractmethod
   def summarize(self, counts: Any, per_example: Mapping[str, np.ndarray]) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def augment(
   the example's index, not on its row in the batch or on the number of devices.
 
   Args:
-    key: random key of this step.
+    key: random key of the training step.
     images: uint8 [B, H, W, C].
     index: index of each image's example in the data set, int32 [B].
     transforms: the transforms, from `hbf.data.augment.transforms.read_transforms`.

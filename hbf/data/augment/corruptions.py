@@ -7,7 +7,7 @@ Tiny ImageNet-C and ImageNet-C have other strengths.
 The random numbers differ from those of the authors' files. These are the other differences:
   frost: a fractal with similar light, contrast and grain replaces their photographs, which this package lacks.
   motion_blur, snow: the blur follows ImageMagick's rule, without ImageMagick.
-  fog: a midpoint is the mean of its four neighbors. A mistake in the authors' code takes one neighbor twice.
+  fog: a new point of the fractal is the mean of four neighbors. A mistake in the authors' code takes one twice.
   zoom_blur, snow: images are enlarged about the exact center. The authors' center is up to a pixel off.
   elastic_transform: the affine map and the field are composed, and the image is resampled once, which blurs it less.
   all: levels are rounded, not truncated.
@@ -16,8 +16,8 @@ Use error rates on these images to compare models of this library. A comparison 
 rough, above all for frost.
 
 The function of a corruption, such as `_snow`, has three arguments. The images `x` are float32 [n, side, side, C] from
-0 to 1. The parameters belong to one strength. If one of them is a length, it is in pixels of an image of 32×32, if
-the docstring of the function does not say otherwise. `draws` has a generator of random numbers for each image.
+0 to 1. The parameters belong to one strength. Lengths among them are in pixels of an image of 32×32, unless the
+function's docstring gives another unit. `draws` has a generator of random numbers for each image.
 """
 
 import functools
@@ -81,7 +81,7 @@ def _impulse_noise(x: np.ndarray, share: float, draws: Draws) -> np.ndarray:
 
 
 def _defocus_blur(x: np.ndarray, parameters: tuple[float, float], draws: Draws) -> np.ndarray:
-  """Convolve with a smoothed disk. The parameters are the disk's radius and the sigma of its smoothing."""
+  """Convolve the images with a smoothed disk. The parameters are the disk's radius and the sigma of its smoothing."""
   radius, smooth = (length * _scale(x) for length in parameters)
   margin = int(np.ceil(_scale(x)))
   reach = int(np.ceil(radius)) + margin
@@ -91,10 +91,10 @@ def _defocus_blur(x: np.ndarray, parameters: tuple[float, float], draws: Draws) 
 
 
 def _glass_blur(x: np.ndarray, parameters: tuple[float, int, int], draws: Draws) -> np.ndarray:
-  """Blur, replace pixels by random nearby pixels several times, and blur again.
+  """Blur the images, replace pixels by random nearby pixels several times, and blur again.
 
   The parameters are the sigma of the blur, the largest distance to a nearby pixel along an axis, and the number of
-  times.
+  replacements.
   """
   # The paper exchanges pairs of pixels. The authors' code instead copies one pixel of a pair to the other, because
   # the second half of an exchange reads the result of the first half. This function does the same.
@@ -119,14 +119,13 @@ def _zoom_blur(x: np.ndarray, most: float, draws: Draws) -> np.ndarray:
 
 
 def _snow(x: np.ndarray, parameters: tuple[float, ...], draws: Draws) -> np.ndarray:
-  """Make the images paler. Add falling flakes, and the same flakes turned by 180 degrees."""
   mean, deviation, zoom, threshold, radius, sigma, kept = parameters
   flakes = mean + deviation * _drawn(draws, lambda random: random.standard_normal((*x.shape[1:3], 1), np.float32))
   flakes = _zoomed(flakes, max(1, zoom * _scale(x)))
   flakes = np.clip(np.where(flakes < threshold, 0, flakes), 0, 1)
   flakes = _blurred_by_motion(flakes, radius, sigma, _drawn(draws, lambda random: random.uniform(-135, -45)))
   pale = np.maximum(x, 1.5 * _luma(x) + 0.5)
-  return kept * x + (1 - kept) * pale + flakes + flakes[:, ::-1, ::-1]
+  return kept * x + (1 - kept) * pale + flakes + flakes[:, ::-1, ::-1]  # each flake twice, also turned by 180 degrees
 
 
 def _frost(x: np.ndarray, parameters: tuple[float, float], draws: Draws) -> np.ndarray:
@@ -214,10 +213,10 @@ def _drawn(draws: Draws, draw: Callable[[np.random.Generator], Any]) -> np.ndarr
 
 
 def _blurred_by_motion(x: np.ndarray, radius: float, sigma: float, degrees: np.ndarray) -> np.ndarray:
-  """Blur images as a motion in one direction does, with a direction `degrees` [n] for each image.
+  """Blur images as a motion in one direction does. `degrees` [n] is the direction for each image.
 
   A pixel becomes a weighted mean of the pixels in this direction, up to a distance of twice the `radius`. The weights
-  are those of half a Gaussian of deviation `sigma`.
+  are one half of a Gaussian with the standard deviation `sigma`.
   """
   steps = np.arange(int(2 * radius * _scale(x)) + 1)
   weights = np.exp(-(steps**2) / (2 * (sigma * _scale(x)) ** 2))
@@ -231,7 +230,7 @@ def _blurred_by_motion(x: np.ndarray, radius: float, sigma: float, degrees: np.n
 
 
 def _zoomed(x: np.ndarray, zoom: float) -> np.ndarray:
-  """Enlarge images about their center, bilinearly, and crop them to their size."""
+  """Enlarge images about their center, bilinearly, and crop them to their original size."""
   side = x.shape[1]
   at = (np.arange(side) - (side - 1) / 2) / zoom + (side - 1) / 2
   matrix = np.maximum(1 - np.abs(at[:, None] - np.arange(side)), 0).astype(np.float32)

@@ -18,28 +18,28 @@ ASPECTS = (3 / 4, 4 / 3)  # range of a crop's width over its height (Szegedy et 
 
 
 def compose(first: jax.Array, second: jax.Array) -> jax.Array:
-  """Return the map that applies `first` to an image and then `second`."""
+  """Return the affine map [2, 3] that applies the map `first` to an image and then the map `second`."""
   # Some devices round the factors of a matrix product to bfloat16, so this is a sum.
   return jnp.sum(first[:, :2, None] * second, axis=1) + first * jnp.array([0.0, 0.0, 1.0])
 
 
 def affine(linear: jax.Array, offset: jax.Array) -> jax.Array:
-  """Return the map x → `linear` · x + `offset`."""
+  """Return the affine map x → `linear` · x + `offset` as a matrix [2, 3]."""
   return jnp.concatenate([linear, offset[:, None]], axis=1)
 
 
 def flip(key: jax.Array, size: Size, rate: float) -> jax.Array:
-  """Return a map that mirrors left to right with probability `rate`."""
+  """Return an affine map [2, 3] that mirrors left to right with probability `rate`, and else changes nothing."""
   return _mirror_if(jax.random.bernoulli(key, rate), size)
 
 
 def flip_exactly(key: jax.Array, image: jax.Array, rate: float) -> jax.Array:
-  """Mirror an image if the map `flip(key, size, rate)` mirrors it. Resample nothing."""
+  """Mirror an image, without resampling, if the map `flip(key, size, rate)` mirrors it."""
   return jnp.where(jax.random.bernoulli(key, rate), image[:, ::-1], image)
 
 
 def flip_alternately(key: jax.Array, size: Size, fixed_key: jax.Array, epoch: jax.Array) -> jax.Array:
-  """Return a map that mirrors left to right in every other epoch (Jordan 2024).
+  """Return an affine map [2, 3] that mirrors left to right in every other epoch (Jordan 2024).
 
   The random key `fixed_key` of the example is the same in all epochs. It decides if the image is mirrored in the even
   or in the odd epochs.
@@ -49,7 +49,7 @@ def flip_alternately(key: jax.Array, size: Size, fixed_key: jax.Array, epoch: ja
 
 
 def flip_alternately_exactly(key: jax.Array, image: jax.Array, fixed_key: jax.Array, epoch: jax.Array) -> jax.Array:
-  """Mirror an image if the map of `flip_alternately` for the same arguments mirrors it. Resample nothing."""
+  """Mirror an image, without resampling, if the map of `flip_alternately` for the same arguments mirrors it."""
   del key
   return jnp.where(_is_mirrored(fixed_key, epoch), image[:, ::-1], image)
 
@@ -64,12 +64,12 @@ def _mirror_if(condition: jax.Array, size: Size) -> jax.Array:
 
 
 def shift(key: jax.Array, size: Size, most: int) -> jax.Array:
-  """Return a map that moves the image along each axis by a whole number of pixels, uniform in −most … most."""
+  """Return an affine map [2, 3] that moves an image by random whole pixels, −most … most on each axis."""
   return affine(jnp.eye(2), (_corner(key, most)[::-1] - most).astype(jnp.float32))
 
 
 def shift_exactly(key: jax.Array, image: jax.Array, most: int) -> jax.Array:
-  """Move an image as the map `shift(key, size, most)` moves it. Resample nothing."""
+  """Move an image, without resampling, as the map `shift(key, size, most)` moves it."""
   padded = jnp.pad(image, ((most, most), (most, most), (0, 0)))  # The result is a slice of it.
   dynamic_slice = functools.partial(_slice_dynamically, shape=image.shape)
   # Every image has its own corner of the slice. For dynamic slices a TPU's compiler makes a loop over the images.
@@ -94,7 +94,7 @@ def _slice_by_selection(padded: jax.Array, corner: jax.Array, most: int) -> jax.
 
 
 def resized_crop(key: jax.Array, size: Size, least: float, most: float) -> jax.Array:
-  """Return a map that cuts out a random box and resizes it to the image's size.
+  """Return an affine map [2, 3] that cuts out a random box and resizes it to the image's size.
 
   The area of the box, divided by the area of the image, is uniform in `least` … `most`. The ratio of width to height
   is in the range `ASPECTS` if such a box fits into the image; see `draw_box`.
@@ -138,7 +138,7 @@ def inside(positions: jax.Array, corner: jax.Array, box: jax.Array) -> jax.Array
 
 
 def centers(size: Size) -> jax.Array:
-  """Return the positions of the pixels' centers, float32 [height, width, 2]."""
+  """Return the positions (x, y) of the pixels' centers, in pixels, float32 [height, width, 2]."""
   rows, columns = jnp.meshgrid(jnp.arange(size[0]), jnp.arange(size[1]), indexing='ij')
   return jnp.stack([columns, rows], axis=-1) + jnp.float32(0.5)
 

@@ -19,16 +19,16 @@ KEY = 'data.mix'
 
 
 def mixup(key: jax.Array, size: tuple[int, int], lam: jax.Array) -> jax.Array:
-  """Return the weights w of an image's pixels, float32 [H, W], which all equal λ (Zhang et al. 2018)."""
+  """Return the weights of an image's own pixels in a mixture, float32 [H, W]: all are `lam` (Zhang et al. 2018)."""
   del key
   return jnp.full(size, lam)
 
 
 def cutmix(key: jax.Array, size: tuple[int, int], lam: jax.Array) -> jax.Array:
-  """Return the weights w of an image's pixels, float32 [H, W]: 0 in a box and 1 around it (Yun et al. 2019).
+  """Return the weights of an image's own pixels in a mixture, float32 [H, W]: 0 in a box, else 1 (Yun et al. 2019).
 
-  The box is a copy of the image's outline, scaled by √(1 − λ). Its center is a random pixel. The image's border clips
-  the box.
+  The box is a copy of the image's outline, scaled by √(1 − `lam`). Its center is a random pixel. The image's border
+  clips the box.
   """
   sides = jnp.array(size)
   half = (sides * jnp.sqrt(1 - lam)).astype(jnp.int32) // 2
@@ -48,8 +48,8 @@ _ARGUMENTS = (Argument('alpha', 0.01, math.inf), Argument('share'))
 def read_mix(value: Any) -> tuple[Entry, ...]:
   """Check the config's `data.mix`, and return its entries (name, alpha, share).
 
-  An entry mixes the fraction `share` of the images by the function `MIXES[name]`. Each of these images gets its own λ
-  from the distribution Beta(alpha, alpha).
+  An entry mixes the fraction `share` of the images by the function `MIXES[name]`. Each of these images gets its own
+  random λ, `lam`, from the distribution Beta(alpha, alpha).
 
   Raises:
     UserError: the value is wrong.
@@ -71,7 +71,7 @@ def mix(
   the result does not depend on the order of the rows or on the number of devices.
 
   Args:
-    key: random key of this step.
+    key: random key of the training step.
     images: uint8 [B, H, W, C].
     targets: targets of the loss, float32 [B, K], such as the probabilities of K classes.
     index: index of each image's example in the data set, int32 [B].
@@ -93,7 +93,7 @@ def mix(
 
 
 def partners(key: jax.Array, index: jax.Array) -> jax.Array:
-  """Return for each example the row of its partner in the batch, int32 [B]; see `mix`.
+  """Return for each example the row of the partner that it is mixed with, int32 [B]; see `mix`.
 
   In a batch of two or more, no example is its own partner.
   """
@@ -105,7 +105,7 @@ def partners(key: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _weights(key: jax.Array, size: tuple[int, int], entries: Sequence[Entry]) -> jax.Array:
-  """Return the weights w of one image's pixels, float32 [H, W]. All are 1 if no entry is drawn for the image."""
+  """Return the weights of one image's own pixels, float32 [H, W]. All are 1 if the image is not mixed."""
   which_key, *keys = jax.random.split(key, 1 + len(entries))
   drawn = jax.random.uniform(which_key)
   weights, begin = jnp.ones(size), 0.0

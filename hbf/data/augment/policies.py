@@ -79,7 +79,7 @@ def _draw(key: jax.Array, count: int, least: int, most: int) -> Drawn:
 
 
 def move(drawn: Drawn, size: geometry.Size, space: Space) -> jax.Array:
-  """Return the composed map of all drawn operations, float32 [2, 3]. Changes of colors have the identity map."""
+  """Return the composed affine map [2, 3] of all drawn operations. Changes of colors have the identity map."""
   mapping = jnp.eye(2, 3)
   for number, magnitude, sign in zip(*drawn, strict=True):
     mapping = geometry.compose(mapping, _move(number, magnitude, sign, size, space))

@@ -22,7 +22,7 @@ class Facts(NamedTuple):
   Attributes:
     mean: mean level of each channel, uint8 [C], or one number for all channels.
     fixed_key: random key of this example, the same in every epoch.
-    epoch: index of the current epoch of the example, int32 [].
+    epoch: index of the current epoch, int32 [].
   """
 
   mean: Any = 128
@@ -40,8 +40,8 @@ class Transform(NamedTuple):
     arguments: the numbers that follow the name in a config.
     geometry: function (key, (H, W), *needs, *arguments) → the map that moves the image, float32 [2, 3]; see
       `hbf.data.augment.geometry`. None: the transform does not move the image.
-    exact: function (key, image, *needs, *arguments) → the image, moved by this map alone and without resampling.
-      None: there is no such function.
+    exact: function (key, image, *needs, *arguments) → the image, moved as the map from `geometry` moves it, but
+      without resampling. None: this is not possible.
     pixels: function (key, image, *needs, *arguments) → the image with changed colors or an erased part, uint8
       [H, W, C]. None: the transform only moves the image.
     needs: names of those fields of `Facts` that the functions get as arguments, in this order.
@@ -71,7 +71,7 @@ def _trivial_recolor(key: jax.Array, image: jax.Array) -> jax.Array:
 
 
 def erase(key: jax.Array, image: jax.Array, rate: float) -> jax.Array:
-  """Fill a box with uniform noise, 0 … 255, with probability `rate` (random erasing)."""
+  """With probability `rate`, fill a random box with uniform noise, 0 … 255 (random erasing)."""
   rate_key, box_key, noise_key = jax.random.split(key, 3)
   size = (image.shape[0], image.shape[1])
   erased = geometry.inside(geometry.centers(size), *geometry.draw_box(box_key, size, ERASED_AREAS, ERASED_ASPECTS))
@@ -143,9 +143,9 @@ def check_size(entries: Sequence[Entry], image_shape: Sequence[int]) -> None:
 def transform(key: jax.Array, image: jax.Array, entries: Sequence[Entry], facts: Facts = NO_FACTS) -> jax.Array:
   """Transform an image.
 
-  Geometric transforms come first. Their maps are composed in the order of the entries, and the image is resampled
-  once. If all geometric transforms are flips and shifts, no resampling is needed. Then the other transforms, which
-  change colors or erase, are applied in the order of the entries.
+  Geometric transforms come first, in the order of the entries. If they are only flips and shifts, the image is not
+  resampled. Otherwise, their maps are composed, and the image is resampled once. Transforms that change colors or
+  erase come second, also in the order of the entries.
 
   Args:
     key: random key of this image.

@@ -13,7 +13,7 @@ class Local:
 
 
 class FromArchive(Local):
-  """A mixin for a TFDS builder that reads a local archive. It comes before TFDS's class, as `Local` does.
+  """A mixin for a TFDS builder that reads a local archive. In the list of base classes, it comes before TFDS's class.
 
   A builder checks the layout of the archive, the sizes in it and the labels, but not its checksum. So a user may
   unpack an archive and pack it again.

@@ -72,7 +72,10 @@ class _Cifar(base.FromArchive):
     return records
 
   def _generate_examples(self, split: str, files: list[np.ndarray]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield examples with the keys and ids of TFDS. A key is the index of the example in the archive."""
+    """Yield the index and the features of each example of a split, as TFDS does.
+
+    `files` has the records of each file, from `_parse`.
+    """
     keys = self._cifar_info.label_keys
     for number, record in enumerate(record for records in files for record in records):
       image = record[len(keys) :].reshape(_SHAPE).transpose(1, 2, 0)

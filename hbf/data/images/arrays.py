@@ -98,7 +98,10 @@ class ArraySource:
     return self.labels
 
   def traits(self, sample: np.ndarray) -> Iterable[bytes]:
-    """Return all targets and the images of the examples `sample` as bytes; see `hbf.data.images.sources.Stored`."""
+    """Return as bytes the targets of all examples, then the images of the examples `sample`, int [n].
+
+    See `hbf.data.images.sources.Stored`.
+    """
     return (self.labels.tobytes(), self.images[sample].tobytes())
 
 

@@ -49,7 +49,7 @@ class CachedSource:
     return self.labels
 
   def traits(self, sample: np.ndarray) -> Iterable[bytes]:
-    """Return the bytes of the original source for a fingerprint; see `hbf.data.images.sources.Stored`."""
+    """Return the bytes of the original source for the examples `sample`; see `hbf.data.images.sources.Stored`."""
     return sources.traits(self.source, sample)
 
   @functools.cached_property

@@ -126,7 +126,10 @@ class _Span(NamedTuple):
 
   @classmethod
   def of(cls, offset: int, size: int, resized: int, side: int) -> Self:
-    """Return the interval that becomes `size` pixels from pixel `offset` on, if `side` pixels become `resized`."""
+    """Return the interval that becomes a given part of an axis that is resized from `side` to `resized` pixels.
+
+    The part has `size` pixels and begins at pixel `offset` of the resized axis.
+    """
     scale = side / resized
     start, stop = offset * side / resized, (offset + size) * side / resized
     reach = math.ceil(max(scale, 1)) + 1  # distance that bilinear weights reach beyond the interval
@@ -155,7 +158,7 @@ def decode_file(path: str, *, channels: int, size: int | None, content: bytes | 
 
 
 def resize(image: np.ndarray, size: int) -> np.ndarray:
-  """Resize an image, uint8 [height, width, 1 or 3], to a square of `size` pixels, as `decode` does."""
+  """Resize an image, uint8 [height, width, 1 or 3], to a square with sides of `size` pixels, as `decode` does."""
   return _to_array(to_pillow(image), image.shape[-1], size)
 
 
@@ -175,7 +178,7 @@ def check_file(path: str, content: bytes | None = None) -> None:
 
 
 def is_whole(first: bytes, last: bytes) -> bool:
-  """Return True if the first and the last 8 bytes of a file are those of a complete JPEG or PNG."""
+  """Return True if the first 8 bytes and the last 8 bytes of a file are those of a complete JPEG or PNG."""
   return any(first.startswith(start) and last.endswith(_ENDS[kind]) for kind, start in _STARTS.items())
 
 
@@ -194,7 +197,10 @@ class _Content(io.BytesIO):
 
 @contextlib.contextmanager
 def _open(path: str, content: bytes | None = None) -> Iterator[Image.Image]:
-  """Open a user's own image for a `with` statement. Errors in it become a `UserError` that names `path`."""
+  """Open a user's own image file, or its `content` if given.
+
+  Errors in the `with` statement become a `UserError` that names `path`.
+  """
   file = path if content is None else _Content(content)
   with explain_errors(path), Image.open(file, formats=FORMATS) as image:
     if image.width * image.height > MOST_PIXELS:

@@ -13,7 +13,8 @@ class Dataset:
 
   Attributes:
     name: name of the data set.
-    classes: the name of each class, as the data set stores it. If the targets are K labels or values: their names.
+    classes: the name of each class, as the data set stores it. If the targets are K labels or values, the name of
+      each of them.
     image_shape: height, width and channels of every image.
     splits: the sources of examples, with the keys `train` and `test`, and `validation` if the data set has its own
       validation split. These are the keys even if the splits have other names in the data set. A source is an object

@@ -42,7 +42,7 @@ class EncodedSource(abc.ABC):
 
   @abc.abstractmethod
   def facts(self) -> Iterable[bytes]:
-    """Return facts about all examples that can be read quickly, such as the sizes of files, as bytes."""
+    """Return facts about all examples, as bytes: facts that are quick to find, such as the sizes of files."""
 
   def decode(self, index: int) -> np.ndarray:
     """Return a decoded image, uint8 [height, width, 3]."""
@@ -104,11 +104,13 @@ def as_dataset(name: str, classes: Sequence[str], splits: Mapping[str, Any], tar
 def labeled_dataset(
   request: DataRequest, sources: Mapping[str, Any], stored: Mapping[str, Sequence[Any]], names: Sequence[str] | None
 ) -> Dataset:
-  """Return a data set of images with classes. Give its sources their missing fields `labels` and `size`.
+  """Return a data set of images with classes.
+
+  Its sources are copies of `sources` with new `labels` and `size`.
 
   Args:
     request: the request for the data set, which has its name and the size of its images.
-    sources: `EncodedSource`s by split. Their `labels` and `size` are not used.
+    sources: `EncodedSource`s by split, whose `labels` and `size` may have any value.
     stored: the class of each image as the files store it, by split; see `_number_classes`.
     names: names of the classes; see `_number_classes`.
 

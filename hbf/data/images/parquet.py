@@ -28,7 +28,7 @@ _LABELS = ('label', 'labels', 'fine_label', 'class', 'target')
 
 
 class RowGroups:
-  """A cache of columns of row groups. It reads a column from its file when the column is needed.
+  """A cache of columns of the row groups of Parquet files. It reads a column when the column is needed.
 
   If the columns take too many bytes, those that were not used for the longest time are dropped.
   """
@@ -84,7 +84,7 @@ class ParquetSource(EncodedSource):
   shape: tuple[int, int] | None = None
 
   def name(self, index: int) -> str:
-    """Return the path of the example's file, its row in the row group, and the number of the row group."""
+    """Return the path of the example's file, its row in the row group, and the index of the row group."""
     (path, group), row = self._place(index)
     return f'{path}: row {row} of row group {group}'
 
@@ -108,7 +108,7 @@ class ParquetSource(EncodedSource):
 
 
 def open_parquet(request: DataRequest) -> Dataset:
-  """Open the images in train-*.parquet and in the Parquet files of the other splits. Read all classes.
+  """Open the images in train-*.parquet and in the files of the other splits, and read the classes of all images.
 
   Raises:
     UserError: pyarrow is not installed, a file is missing or damaged, a column is not found or of a wrong type, or a

@@ -117,15 +117,16 @@ UNPREPARED: Mapping[str, str] = {
 
 
 def found_or_prepared(name: str, directory: str, download: bool) -> epath.Path:
-  """Return the folder of a prepared data set. If the data set is not prepared, prepare it if `download` allows this.
+  """Return the folder of a prepared data set. Prepare it first if it needs no download, or if a download is allowed.
 
   Args:
     name: name of the data set.
     directory: the TFDS data directory.
-    download: True to allow a download. A data set that needs no download is prepared in any case.
+    download: True to allow a download.
 
   Raises:
-    UserError: the data set is unknown or not prepared. The message says what to do.
+    UserError: the data set is unknown, or it is not prepared, and preparing it would need TensorFlow or a download
+      that is not allowed. The message says what to do.
   """
   if folder := prepared.find(name, directory):
     return folder
@@ -159,8 +160,8 @@ def prepare(name: str, directory: str, archive: str | None) -> epath.Path:
     The folder DIRECTORY/NAME/VERSION.
 
   Raises:
-    UserError: the data set is unknown or not prepared by hbf; the archive is missing, damaged or another file; or the
-      directory is not writable.
+    UserError: the data set is unknown or not prepared by hbf; the archive is missing, is damaged or has other
+      content; or the directory is not writable.
   """
   if name in UNPREPARED:
     raise UserError(f'{name} needs no preparation; name it in the config only: {UNPREPARED[name]}')

@@ -23,7 +23,7 @@ class TfdsSource:
     """Make the source.
 
     Args:
-      records: a TFDS data source of serialized tf.train.Examples with the features `image` and `label`, a class.
+      records: a TFDS data source of serialized tf.train.Examples with two features: `image`, and the class `label`.
       channels: number of channels of the images, 1 or 3.
       size: height and width in pixels that images are resized to. None keeps the stored size.
     """
@@ -184,7 +184,7 @@ def open_split(builder: tfds.core.DatasetBuilder, split: str, size: int | None) 
   """Open one split of images. The builder comes from `open_images`.
 
   Args:
-    builder: the data set.
+    builder: TFDS's builder of the data set.
     split: name of the split.
     size: height and width in pixels that images are resized to. None keeps the stored size.
 

@@ -46,7 +46,7 @@ class Batched(Protocol):
   """A source that can read many examples in one call, faster than one by one."""
 
   def read(self, indices: np.ndarray) -> Iterable[tuple[np.ndarray, Target]]:
-    """Return the examples `indices`, int [n]."""
+    """Return image and target of each of the examples `indices`, int [n]."""
 
 
 @runtime_checkable
@@ -59,13 +59,13 @@ class Labeled(Protocol):
 
 @runtime_checkable
 class Stored(Protocol):
-  """A source of stored images. Its fingerprint does not change if the images are resized to another size."""
+  """A source whose fingerprint does not depend on the size that its images are resized to."""
 
   def traits(self, sample: np.ndarray) -> Iterable[bytes]:
     """Return bytes from which a fingerprint of the source is computed.
 
     The bytes contain the targets and the stored images of the examples `sample`. They may also contain facts about
-    all examples that can be read quickly, such as the sizes of files.
+    all examples, if these are quick to find, such as the sizes of files.
 
     Args:
       sample: indices of examples, int [n].
@@ -104,7 +104,7 @@ class Subset:
     return self.source[int(self.indices[index])]
 
   def read(self, indices: np.ndarray) -> Iterable[tuple[np.ndarray, Target]]:
-    """Return the examples `indices`, int [n], of this subset; see `Batched`."""
+    """Return image and target of each of the examples `indices`, int [n], of this subset; see `Batched`."""
     return read(self.source, self.indices[indices])
 
   def read_labels(self) -> np.ndarray:
@@ -117,7 +117,7 @@ class Subset:
 
 
 def read(source: Source, indices: np.ndarray) -> Iterable[tuple[np.ndarray, Target]]:
-  """Return the examples `indices`, int [n], by the fastest method that the source has."""
+  """Return image and target of each of the examples `indices`, int [n], by the fastest method that the source has."""
   return source.read(indices) if isinstance(source, Batched) else (source[int(index)] for index in indices)
 
 

@@ -14,7 +14,9 @@ from hbf.errors import UserError, warn
 
 
 def root_folder(root: str, content: str) -> Path:
-  """Return the folder `root`, in which `content` is expected. `~` is the home directory.
+  """Return the folder `root`. `~` is the home directory.
+
+  For the error message, `content` says what the folder should have.
 
   Raises:
     UserError: the folder does not exist.
@@ -29,7 +31,7 @@ def root_folder(root: str, content: str) -> Path:
 
 
 def check(where: str, form: str, found: Sequence[str], used: Mapping[str, str]) -> None:
-  """Check that the used splits are there. Warn of splits that are not used.
+  """Check that the splits that a run uses are there. Warn of splits that it does not use.
 
   Args:
     where: beginning of the path of a split, for messages.
@@ -57,13 +59,13 @@ def check(where: str, form: str, found: Sequence[str], used: Mapping[str, str]) 
 
 
 def find_shards(request: DataRequest, ending: str) -> dict[str, tuple[str, ...]]:
-  """Return the sorted paths of the shards of each used split, SPLIT.ENDING or SPLIT-*.ENDING.
+  """Return the sorted paths of the files of each split that the request names, SPLIT.ENDING or SPLIT-*.ENDING.
 
-  The shards are in the folder `root` of the request. If it has none, they are in its subfolder `data`.
+  The files are in the folder `root` of the request. If it has none, they are in its subfolder `data`.
 
   Raises:
-    UserError: the folder or a split does not exist. Or a shard is missing: train-00000-of-00002, for example, says
-      that there are two shards.
+    UserError: the folder or a split does not exist. Or a file is missing: train-00000-of-00002, for example, says
+      that there are two files.
   """
   folder = root_folder(request.root, f'train-*.{ending} and test-*.{ending}')
   folders, files = list_folder(folder)
@@ -81,7 +83,7 @@ def find_shards(request: DataRequest, ending: str) -> dict[str, tuple[str, ...]]
 
 
 def _require_all(paths: Sequence[str]) -> None:
-  """Raise UserError if a numbered shard is missing, such as the second file beside train-00000-of-00002.tar."""
+  """Raise UserError if a file of a split is missing, such as the second file beside train-00000-of-00002.tar."""
   numbered = [found for path in paths if (found := re.fullmatch(r'(.*)-(\d+)-of-(\d+)(\.\w+)', path))]
   for start, width, count, ending in {(found[1], len(found[2]), found[3], found[4]) for found in numbered}:
     expected = [f'{start}-{number:0{width}d}-of-{count}{ending}' for number in range(int(count))]

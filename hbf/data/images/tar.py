@@ -32,8 +32,8 @@ class TarSource(EncodedSource):
   Attributes:
     paths: paths of the tar files.
     names: name of each image in its tar file, [n].
-    places: for each image, the index of its tar file in `paths`, its first byte in this file, and its number of
-      bytes, int [n, 3].
+    spans: for each image, the index of its tar file in `paths`, the position of its first byte in this file, and its
+      number of bytes, int [n, 3].
     labels: class of each image, int [n].
     size: as in `EncodedSource`.
     shape: as in `EncodedSource`.
@@ -41,39 +41,39 @@ class TarSource(EncodedSource):
 
   paths: tuple[str, ...]
   names: tuple[str, ...]
-  places: np.ndarray
+  spans: np.ndarray
   labels: np.ndarray
   size: int | None = None
   shape: tuple[int, int] | None = None
 
   def name(self, index: int) -> str:
     """Return the path of a tar file and the name of the image in it."""
-    return f'{self.paths[self.places[index, 0]]}: {self.names[index]}'
+    return f'{self.paths[self.spans[index, 0]]}: {self.names[index]}'
 
   def content(self, index: int) -> bytes:
     """Return an encoded image."""
-    return self._read(index, 0, int(self.places[index, 2]))
+    return self._read(index, 0, int(self.spans[index, 2]))
 
   def check_one(self, index: int) -> None:
     """Check an image. For a JPEG or PNG, only its first and its last bytes are read."""
-    length = int(self.places[index, 2])
+    length = int(self.spans[index, 2])
     if not codec.is_whole(self._read(index, 0, 8), self._read(index, max(length - 8, 0), length)):
       super().check_one(index)
 
   def facts(self) -> Iterator[bytes]:
     """Yield class, name and number of bytes of every image."""
-    for label, name, size in zip(self.labels, self.names, self.places[:, 2], strict=True):
+    for label, name, size in zip(self.labels, self.names, self.spans[:, 2], strict=True):
       yield f'{label} {name} {size}'.encode()
 
   def _read(self, index: int, start: int, stop: int) -> bytes:
-    number, first, length = map(int, self.places[index])
+    number, first, length = map(int, self.spans[index])
     with codec.explain_errors(self.name(index)), open(self.paths[number], 'rb') as file:
       file.seek(first + start)
       return file.read(min(stop, length) - start)
 
 
 class _Member(NamedTuple):
-  """An image in a tar file: its name, first byte, number of bytes, and class as the file stores it."""
+  """An image in a tar file: its name, start in bytes, length in bytes, and class as the file stores it."""
 
   name: str
   start: int
@@ -82,7 +82,7 @@ class _Member(NamedTuple):
 
 
 def open_tars(request: DataRequest) -> Dataset:
-  """Open the images in train-*.tar and in the tar files of the other splits. Read all classes.
+  """Open the images in train-*.tar and in the tar files of the other splits, and read the classes of all images.
 
   An image is a member KEY.jpg, KEY.png or KEY with the ending of another format. Its class is the number in the
   member KEY.cls, or the entry "label" of the member KEY.json, a number or a name. Other members are not used.
@@ -106,8 +106,8 @@ def _source(paths: tuple[str, ...], shards: list[list[_Member]]) -> TarSource:
     shards: for each tar file, its images.
   """
   names = tuple(member.name for shard in shards for member in shard)
-  places = [(number, member.start, member.length) for number, shard in enumerate(shards) for member in shard]
-  return TarSource(paths, names, np.array(places, np.int64), np.full(len(names), -1))
+  spans = [(number, member.start, member.length) for number, shard in enumerate(shards) for member in shard]
+  return TarSource(paths, names, np.array(spans, np.int64), np.full(len(names), -1))
 
 
 def _index(path: str) -> list[_Member]:

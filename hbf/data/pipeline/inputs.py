@@ -61,7 +61,7 @@ Resident = Any  # `Examples` for images, None for a stream, `hbf.data.text.windo
 
 
 class Input(abc.ABC):
-  """A source of batches for a jitted step.
+  """An object that yields the batches for a jitted step.
 
   Attributes:
     resident: the examples in device memory, which every step needs beside the batch. None for a stream. Pass them to
@@ -97,12 +97,12 @@ class Input(abc.ABC):
       yield from _look_ahead(_put(batch, self._sharding, (order.batch_size,)) for batch in batches)
 
   def stacks(self, order: host.Order, start: int, counts: Sequence[int], size: int) -> Generator[Batch, None, None]:
-    """Yield stacks of the batches start, start + 1, …, for calls that run several steps.
+    """Yield the batches start, start + 1, … in stacks, for jitted calls that run several steps each.
 
     Args:
-      order: order of the examples.
+      order: the order of the examples.
       start: index of the first batch.
-      counts: for each stack, the number of batches of `order` in it, at most `size`.
+      counts: for each stack, the number of different batches in it, at most `size`.
       size: the length of every stack. A stack with fewer batches is filled up with copies of its last batch.
     """
     rows = _local_rows(self._sharding, order.batch_size)
@@ -132,7 +132,7 @@ class ImageInput(Input):
 
   @abc.abstractmethod
   def sums(self) -> tuple[int, np.ndarray]:
-    """Return the number of pixels, and each channel's sum of levels and sum of squared levels, [2, C]."""
+    """Return the number of pixels of all images, and each channel's sums of levels and squared levels, int [2, C]."""
 
 
 class DeviceInput(ResidentInput, ImageInput):
@@ -219,8 +219,8 @@ def make_input(kind: str, source: Source, sharding: NamedSharding, workers: int,
   """Make the input for a source.
 
   Args:
-    kind: `device`, `stream` or `auto`. `auto` is `device` if each device's images fit into `resident_bytes`, else
-      `stream`.
+    kind: `device` (all examples in device memory), `stream` (batches from the host) or `auto`. `auto` is `device` if
+      each device's images fit into `resident_bytes`, else `stream`.
     source: the examples.
     sharding: sharding of batches over their first axis.
     workers: number of processes that read a stream. 0 reads in threads.
@@ -241,7 +241,7 @@ def abstract_resident(
   resident_bytes: int,
   target_shape: tuple[int, ...] = (),
 ) -> Resident:
-  """Describe the attribute `resident` that an input of these examples would have. Read no data.
+  """Describe the attribute `Input.resident` that an input of these examples would have. Read no data.
 
   Args:
     kind: kind of the input; see `make_input`.

@@ -14,7 +14,7 @@ import numpy as np
 
 @functools.lru_cache(maxsize=2)
 def permutation(seed: int, epoch: int, examples: int) -> np.ndarray:
-  """Return a pseudo-random permutation of range(examples), int32 [examples], a pure function of the arguments.
+  """Return a pseudo-random permutation of range(examples), int32 [examples]. It depends on the arguments only.
 
   Equal calls return the same array, which is read-only.
   """
@@ -93,7 +93,7 @@ _BLOCKS, _CLASSES = 2**62, 2**63
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BalancedOrder:
-  """An endless stream in which all classes are equally frequent, cut into batches.
+  """An endless stream of examples in which all classes are equally frequent, cut into batches.
 
   The stream consists of blocks. A block has one example of every class, in a shuffled order. A class of n examples is
   shuffled anew after every n blocks, so its examples are equally frequent too.

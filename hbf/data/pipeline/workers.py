@@ -125,7 +125,7 @@ def _serve(pipe: Connection, batches: BatchSequence, first: int, step: int) -> N
 
 
 def _send_array(pipe: Connection, array: np.ndarray) -> None:
-  """Send the bytes of an array without pickling, which would take the parent several times as long."""
+  """Send the bytes of an array. To receive a pickled array would take the parent several times as long."""
   rest = _bytes(np.ascontiguousarray(array))
   while rest:
     rest = rest[os.write(pipe.fileno(), rest) :]
@@ -148,7 +148,7 @@ def _bytes(array: np.ndarray) -> memoryview:
 
 
 def _exit_with_parent() -> None:
-  """Wait for the end of the parent process, then exit, because a killed parent cannot end its reading processes."""
+  """Wait for the end of the parent process, then exit. A parent that is killed could not end this process itself."""
   parent = multiprocessing.parent_process()
   assert parent is not None
   parent.join()

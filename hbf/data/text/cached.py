@@ -25,17 +25,17 @@ def through_cache(
   """Return the tokenizer and the tokens of texts from files in a folder. Write the files if they are missing.
 
   The files are in a subfolder whose name is a checksum of texts and options. So other texts, or another tokenizer,
-  get files of their own. The list `tokens.json` is written last, so a subfolder that has it is complete. The tokens
-  are mapped into memory: the system reads those that are used, and may forget them again.
+  get files of their own. The file `tokens.json` is written last, so a subfolder that has it is complete. The tokens
+  are memory-mapped arrays, so only tokens that are used take memory.
 
   Args:
-    text_by_split: the text of each split.
-    learn: a function that returns the tokenizer. It is not called if the files are there.
+    text_by_split: the text of each split, by name of the split.
+    learn: a function that learns the tokenizer from the texts. It is not called if the files are there.
     options: kind and size of the tokenizer, as values for JSON.
     directory: the folder. `~` is the home directory.
 
   Raises:
-    UserError: `learn` raises it, the folder can't be used, or a file is damaged.
+    UserError: the folder can't be used, or a file is damaged, or `learn` raises it.
   """
   digest = hashlib.sha256(json.dumps(options).encode())
   for split, text in sorted(text_by_split.items()):

@@ -60,7 +60,8 @@ def make_text_input(kind: str, source: Text, sharding: NamedSharding, resident_b
   """Make the input for a text.
 
   Args:
-    kind: `device`, `stream` or `auto`. `auto` is `device` if the text fits into `resident_bytes`, else `stream`.
+    kind: `device` (the text in device memory), `stream` (windows from the host) or `auto`. `auto` is `device` if the
+      text fits into `resident_bytes`, else `stream`.
     source: the text.
     sharding: sharding of batches over their first axis.
     resident_bytes: the most bytes of text that `auto` puts on each device.
@@ -98,7 +99,7 @@ def abstract_text_input(
 
 @dataclasses.dataclass(frozen=True)
 class _WindowBatches:
-  """The batches start, …, stop − 1 of an order, as a sequence. Each has the windows of `rows` only."""
+  """The batches start, …, stop − 1 of an order, as a sequence. Each batch has only its rows `rows`, int [n]."""
 
   source: Text
   order: host.Order
@@ -140,7 +141,7 @@ def _draw_starts(seed: int, step: int, index: jax.Array, tokens: int, length: in
 
 
 def _draw_on_host(seed: int, step: int, index: np.ndarray, source: Text) -> np.ndarray:
-  """Return the positions that `shifted_windows` draws for the windows `index` of a step, int64 [B].
+  """Return the positions, int64 [B], at which the windows `index` [B] begin in a step; see `shifted_windows`.
 
   The CPU draws them, because an accelerator would first finish the steps that wait in its queue.
   """

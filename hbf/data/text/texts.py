@@ -167,7 +167,7 @@ def _files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _split(text: bytes) -> dict[str, bytes]:
-  """Split a text into train and test. Test is the last part `TEST_PART` of the text, in whole characters."""
+  """Split a text into train and test. Test is the fraction TEST_PART at the end of the text, in whole characters."""
   at = int(len(text) * (1 - TEST_PART))
   while at < len(text) and text[at] & 0xC0 == 0x80:  # This byte continues a character of UTF-8.
     at += 1

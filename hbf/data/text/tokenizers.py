@@ -159,7 +159,7 @@ class BytePairs(Tokenizer):
 
   @classmethod
   def learned(cls, texts: Sequence[bytes], size: int) -> Self:
-    """Learn pieces from the first text, the training text; see `Tokenizer.learned`."""
+    """Return a tokenizer with pieces learned from the first text, the training text; see `Tokenizer.learned`."""
     if size < 257:
       raise UserError(f'data.vocabulary must be 257 or more, as 256 bytes are tokens already: it is {size}')
     library = _import_library()

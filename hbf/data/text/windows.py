@@ -1,10 +1,10 @@
 """Windows of a text: the examples of language models. A text lies in device memory, or the host reads its windows.
 
 A *batch* of a text in device memory is a dict {'index': int32 [B]} with the indices of its windows. A batch of a
-stream is {'index', 'tokens': unsigned integers [B, T + 1], 'count': int32 [B]}. Its windows have T tokens, each
-followed by the next token of the text. The entry 'count' has the number of these tokens that are in the text: at the
-end of the text and in padding there are fewer, and the others are 0. The index −1 stands for padding. `windows` and
-`shifted_windows` return the same tokens for both kinds of batches.
+stream is {'index', 'tokens': unsigned integers [B, T + 1], 'count': int32 [B]}. A row of 'tokens' has the T tokens of
+a window and the next token of the text. The entry 'count' has the number of tokens of each row that are in the text.
+It is less than T + 1 at the end of the text, and 0 in padding. The remaining tokens of a row are 0. In rows of
+padding, the index is −1. `windows` and `shifted_windows` return the same tokens for both kinds of batches.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ class Text:
 
   @property
   def fits_32_bits(self) -> bool:
-    """Whether int32 can hold the positions up to one window beyond the end of the text."""
+    """True if int32 can hold the positions up to one window beyond the end of the text."""
     return len(self.tokens) + self.length <= LARGEST
 
 
@@ -73,7 +73,7 @@ def check_length(what: str, tokens: int, length: int) -> None:
 def count_windows(tokens: int, length: int) -> int:
   """Return the number of consecutive windows of `length` tokens in a text of `tokens` tokens.
 
-  The next token after a window is its last target, so a last token by itself makes no window.
+  The last window may be incomplete. A single last token makes no window, because no token follows it.
   """
   return -(-(tokens - 1) // length)
 
@@ -83,7 +83,7 @@ def windows(resident: Tokens | None, batch: Batch) -> tuple[jax.Array, jax.Array
 
   Args:
     resident: the `resident` of the input that yielded the batch.
-    batch: a batch. Its windows are consecutive ones.
+    batch: a batch of consecutive windows, not of windows at random positions.
 
   Returns:
     Tokens, int32 [B, T + 1], and a mask, bool [B, T + 1]. Beyond the end of the text and in padding, the mask is
@@ -102,7 +102,8 @@ def shifted_windows(key: jax.Array, resident: Tokens | None, batch: Batch) -> ja
   So the text is cut at other positions in every epoch (`draw_starts`). The function runs inside jit.
 
   Args:
-    key: random key of this step. A stream has drawn the positions already, with the same key (`ShiftedOrder`).
+    key: random key of the training step. A stream has drawn the positions already, with the same key
+      (`ShiftedOrder`).
     resident: the `resident` of the input that yielded the batch.
     batch: a batch, without padding.
 
@@ -123,7 +124,7 @@ def draw_starts(key: jax.Array, index: jax.Array, tokens: int, length: int) -> j
   positions with equal probability. The random numbers of window w depend only on `key` and w.
 
   Args:
-    key: random key of a step.
+    key: random key of the training step.
     index: indices w of the windows, int32 [B], without padding.
     tokens: L, the number of tokens in the text.
     length: T, the number of tokens in a window.
