@@ -145,7 +145,7 @@ def spread_labels(wanted: Sequence[float], gap: float, low: float, high: float) 
 
 
 def _logs(grid: Grid, runs: StoredRuns, group: str) -> dict[str, list[list[dict]]]:
-  """Return the lines of metrics.jsonl of each seed of each arm of a group, by the label of the arm."""
+  """Return for each arm of a group, by its label, a list with the lines of metrics.jsonl of each seed."""
   arms = [arm for arm in grid.arms if arm.group == group]
   return {arm.label: [runs.metrics(arm.run_name(seed)) for seed in grid.seeds] for arm in arms}
 

@@ -87,9 +87,9 @@ class Draws:
 class Studies:
   """Options that Optuna proposes. Each arm has a study.
 
-  The first `DRAWN` trials of TPE, and all trials of a random search, have the options that `Draws` gives. So in
-  these trials, all arms have the same values of keys with the same distribution. A trial that diverged or was stopped
-  is `PRUNED` for Optuna, so it counts as worse than every finished trial.
+  The first `DRAWN` trials of TPE, and all trials of a random search, have the options that `Draws` gives. So if
+  two arms have the same distribution of a key, these trials have the same values of the key in both arms. A trial
+  that diverged or was stopped is `PRUNED` for Optuna, so it counts as worse than every finished trial.
   """
 
   def __init__(

@@ -285,7 +285,7 @@ class HyperBFCenters(CheckedModule):
     return self.param('log_gain', init)
 
   def _coefficients(self, at_init: Callable[[], jax.Array], dimensions: int, dtype: Any) -> jax.Array:
-    """Return the learned coefficients [H, A, D]. Their initial size depends on the responses, `at_init()`."""
+    """Return the learned coefficients [H, A, dimensions]. The responses `at_init()` determine their initial size."""
 
     def init(key: jax.Array) -> jax.Array:
       power = jnp.mean(jnp.sum(at_init() ** 2, axis=(0, 2)))

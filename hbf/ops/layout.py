@@ -38,8 +38,8 @@ def constrain(z: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
 def replicate(parameter: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
   """Constrain the layout of a parameter where it is used. The arguments are those of `constrain`.
 
-  The gradient keeps the parameter's own layout, so that no device sums the whole gradient over all devices and hosts.
-  Only on a mesh with one shard along `data`, the gradient has the constrained layout.
+  If the mesh has several shards along `data`, the gradient keeps the parameter's own layout. So no device sums the
+  whole gradient over all devices and hosts. With one shard along `data`, the gradient has the constrained layout.
   """
   # On such a mesh, a TPU's compiler would sum a gradient of the parameter's own layout in a loop over the shards,
   # which costs more traffic.

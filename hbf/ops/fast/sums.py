@@ -223,8 +223,8 @@ _unnormalized.defvjp(_unnormalized_forward, _unnormalized_backward)
 def _forward(of_block: Callable[[jax.Array], Any], count: int, distances: Distances, dtype: jnp.dtype) -> Any:
   """Apply `of_block` to the distances of each of `count` blocks of points.
 
-  Return the joined results, and the distances that are kept for the gradient. Only the distances of a single block
-  are kept, in the form that `_shortened` returns for the type `dtype`. Otherwise None is returned for them.
+  Return the joined results, and the distances that are kept for the gradient. If there are several blocks, no
+  distances are kept: None. Those of a single block are kept in the form that `_shortened` returns for type `dtype`.
   """
 
   def block(points: tuple[jax.Array, jax.Array]) -> Any:
@@ -264,10 +264,11 @@ def _backward(
 
 
 def _shortened(scaled: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, ...]:
-  """Return the distances `scaled` [..., N, A] as one array, or as the sum of two arrays if `dtype` is a short type.
+  """Return the distances `scaled` [..., N, A] as one array, or as two arrays that sum to them if `dtype` is short.
 
-  One of the two arrays has the smallest distance of each point, float32 [..., N, 1]. The other has the differences
-  from it in the short type, [..., N, A]. Only these are rounded, so the largest responses are the most precise.
+  For a short type, such as bfloat16, the first array has the smallest distance of each point, float32 [..., N, 1].
+  The second array has the differences from it, in the short type [..., N, A]. Only the differences are rounded, so
+  the largest responses are the most precise.
   """
   if not is_short(dtype):
     return (scaled,)
