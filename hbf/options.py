@@ -52,8 +52,8 @@ class Values:
     Args:
       option: the name of the option.
       value: the value.
-      remedy: advice at the end of the message, or ''. For a misspelled name, the message suggests the right name
-        instead.
+      remedy: advice at the end of the message, or ''. If the valid values are names and the value is another name,
+        the message suggests the nearest valid name instead.
 
     Raises:
       OptionError: the value is not valid.

@@ -141,6 +141,12 @@ COMMON = {
     'With `data.input=auto`: largest number of bytes of images or text on each device with which all of them lie in '
     'device memory.',
   ),
+  'data.cache': Key(
+    '',
+    TEXT,
+    'Folder for decoded and resized images, or for the tokens of texts, which the first run writes and later runs '
+    'read. Empty: there is none.',
+  ),
   'data.download': Key(False, FLAG, 'True to download the official archive if the data set is not prepared yet.'),
   'data.validation': Key(
     0.02, RATE, 'Fraction of the training data held out to select checkpoints. 0 holds out none.'
@@ -324,11 +330,6 @@ IMAGES = {
     TEXT,
     'Names of the columns of images and classes in Parquet files, as IMAGE,LABEL. Empty: they are found by type or '
     'usual name.',
-  ),
-  'data.cache': Key(
-    '',
-    TEXT,
-    'Folder for decoded and resized images, which the first run writes and later runs read. Empty: there is none.',
   ),
   'data.workers': Key(2, whole(0), 'Number of processes that decode images for a stream. 0: threads decode them.'),
   'data.validation_split': Key(

@@ -70,7 +70,7 @@ class Language(Task):
   @classmethod
   def load_dataset(cls, config: ConfigDict) -> Texts:
     """Load the texts that a config names; see `hbf.data.text.texts.load_texts`."""
-    keys = ('name', 'dir', 'root', 'download', 'test_split', 'tokenizer', 'vocabulary')
+    keys = ('name', 'dir', 'root', 'download', 'test_split', 'tokenizer', 'vocabulary', 'cache')
     return load_texts(**{key: config.data[key] for key in keys})
 
   @property

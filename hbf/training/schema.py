@@ -213,7 +213,7 @@ CHANGES = (
     added_to_images={'data': {'columns': '', 'cache': ''}},
   ),
   # To version 18. Runs on images have these options already.
-  Change(added={'data': {'input': 'auto', 'resident_bytes': 2_000_000_000}}),
+  Change(added={'data': {'input': 'auto', 'resident_bytes': 2_000_000_000, 'cache': ''}}),
 )
 VERSION = len(CHANGES)
 

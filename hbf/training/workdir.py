@@ -32,6 +32,7 @@ FREE = (
   'data.dir',
   'data.root',
   'data.download',
+  'data.cache',
   'data.input',
   'data.resident_bytes',
   'data.workers',

@@ -121,6 +121,34 @@ def test_images_are_no_texts(digits_dir):
     load(name='digits', dir=str(digits_dir))
 
 
+@pytest.mark.parametrize('tokenizer', ['bytes', 'characters', 'bpe'])
+def test_cached_tokens_are_those_of_the_text(tokenizer, tmp_path, monkeypatch):
+  (tmp_path / 'x.txt').write_text('da ß da-da ' * 50)
+  about = {'name': 'text_file', 'root': str(tmp_path / 'x.txt'), 'tokenizer': tokenizer, 'vocabulary': 270}
+  plain, cached = load(**about), load(**about, cache=str(tmp_path / 'cache'))
+  with monkeypatch.context() as patch:
+    patch.setattr(texts, 'learn_tokenizer', lambda *_: pytest.fail('It is learned again.'))
+    again = load(**about, cache=str(tmp_path / 'cache'))
+  for found in (cached, again):
+    assert texts.identity_of(found) == texts.identity_of(plain)
+    assert found.splits['train'].dtype == plain.splits['train'].dtype and isinstance(found.splits['train'], np.memmap)
+  (tmp_path / 'x.txt').write_text('da ß da-do ' * 50)
+  assert texts.identity_of(load(**about, cache=str(tmp_path / 'cache'))) == texts.identity_of(load(**about))
+  assert len([*(tmp_path / 'cache').glob('*')]) == 2 and not [*tmp_path.rglob('incomplete.*')]
+
+
+def test_damaged_or_impossible_caches_are_refused(tmp_path):
+  (tmp_path / 'x.txt').write_text('da da-da ' * 50)
+  about = {'name': 'text_file', 'root': str(tmp_path / 'x.txt'), 'cache': str(tmp_path / 'cache')}
+  load(**about)
+  (tokens,) = (tmp_path / 'cache').glob('*/train.bin')
+  tokens.write_bytes(tokens.read_bytes()[:-1])
+  with pytest.raises(UserError, match='is damaged; expected the tokens of a text: remove it'):
+    load(**about)
+  with pytest.raises(UserError, match=r'x.txt/.* cannot be used .*: set data.cache to another folder'):
+    load(**about | {'cache': str(tmp_path / 'x.txt')})
+
+
 def test_the_fingerprint_is_of_every_token():
   one = texts.identity_of(load())
   changed = load()

@@ -174,7 +174,7 @@ def test_another_config_is_refused_with_the_keys_that_differ(tmp_path, toy):
 
 def test_what_does_not_change_the_result_may_differ(tmp_path, toy):
   claim(tmp_path, toy(), DATA)
-  claim(tmp_path, toy(**{'data.dir': '/elsewhere', 'data.input': 'stream', 'checkpoint.keep': 7}), DATA)
+  claim(tmp_path, toy(**{'data.dir': '/elsewhere', 'data.cache': '/x', 'checkpoint.keep': 7}), DATA)
 
 
 @pytest.mark.parametrize(

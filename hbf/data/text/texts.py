@@ -1,6 +1,7 @@
 """Data sets of texts by name. The rest of the library opens texts only through this module."""
 
 import dataclasses
+import functools
 import hashlib
 import os
 import pathlib
@@ -15,6 +16,7 @@ from hbf.data.datasets import refuse_test_on_train
 from hbf.data.images import prepare, prepared
 from hbf.data.images.files import list_folder
 from hbf.data.registry import DataRequest, Opener
+from hbf.data.text.cached import through_cache, token_type
 from hbf.data.text.tokenizers import Tokenizer, learn_tokenizer, split_text
 from hbf.errors import UserError
 
@@ -39,7 +41,15 @@ class Texts:
 
 
 def load_texts(
-  *, name: str, dir: str, root: str, download: bool, test_split: str, tokenizer: str, vocabulary: int
+  *,
+  name: str,
+  dir: str,
+  root: str,
+  download: bool,
+  test_split: str,
+  tokenizer: str,
+  vocabulary: int,
+  cache: str = '',
 ) -> Texts:
   """Open a data set of texts.
 
@@ -54,6 +64,7 @@ def load_texts(
     tokenizer: 'bytes', 'characters' or 'bpe'.
     vocabulary: number of tokens of 'bpe'. 256 of them are the bytes, the others are learned from the training text.
       Other tokenizers ignore this number.
+    cache: a folder for the tokens, which later calls read. '': texts are encoded each time.
 
   Raises:
     UserError: the data set is unknown, not prepared or damaged, or has no texts. The message says what to do.
@@ -65,7 +76,10 @@ def load_texts(
   for split, text in text_by_split.items():
     if not text:
       raise UserError(f'{root or name} has no text to {split} on; expected some: take a longer text')
-  learned = learn_tokenizer(tokenizer, list(text_by_split.values()), vocabulary)
+  learn = functools.partial(learn_tokenizer, tokenizer, list(text_by_split.values()), vocabulary)
+  if cache:
+    return Texts(name, *through_cache(text_by_split, learn, [tokenizer, vocabulary], cache))
+  learned = learn()
   return Texts(name, learned, {split: _encode(learned, text) for split, text in text_by_split.items()})
 
 
@@ -89,8 +103,7 @@ def identity_of(texts: Texts) -> dict[str, Any]:
 
 def _encode(tokenizer: Tokenizer, text: bytes) -> np.ndarray:
   """Return the tokens of a text, [L], in the smallest unsigned integer type that can hold every token."""
-  dtype = np.min_scalar_type(tokenizer.vocabulary - 1)
-  return np.concatenate([tokenizer.encode(piece).astype(dtype) for piece in split_text(text)])
+  return np.concatenate([tokenizer.encode(piece).astype(token_type(tokenizer)) for piece in split_text(text)])
 
 
 def _as_texts(opened: Any, name: str) -> dict[str, bytes]:

@@ -1,0 +1,81 @@
+"""Tokens of texts in files, which later runs read in place of encoding the texts again."""
+
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from hbf.data.images.archives import temporary
+from hbf.data.text.tokenizers import Tokenizer, read_tokenizer, split_text
+from hbf.errors import UserError
+
+
+def token_type(tokenizer: Tokenizer) -> np.dtype:
+  """Return the smallest unsigned integer type that can hold every token."""
+  return np.min_scalar_type(tokenizer.vocabulary - 1)
+
+
+def through_cache(
+  text_by_split: Mapping[str, bytes], learn: Callable[[], Tokenizer], options: Any, directory: str
+) -> tuple[Tokenizer, dict[str, np.ndarray]]:
+  """Return the tokenizer and the tokens of texts from files in a folder. Write the files if they are missing.
+
+  The files are in a subfolder whose name is a checksum of texts and options. So other texts, or another tokenizer,
+  get files of their own. The list `tokens.json` is written last, so a subfolder that has it is complete. The tokens
+  are mapped into memory: the system reads those that are used, and may forget them again.
+
+  Args:
+    text_by_split: the text of each split.
+    learn: a function that returns the tokenizer. It is not called if the files are there.
+    options: kind and size of the tokenizer, as values for JSON.
+    directory: the folder. `~` is the home directory.
+
+  Raises:
+    UserError: `learn` raises it, the folder can't be used, or a file is damaged.
+  """
+  digest = hashlib.sha256(json.dumps(options).encode())
+  for split, text in sorted(text_by_split.items()):
+    digest.update(f' {split} {len(text)} '.encode() + hashlib.sha256(text).digest())
+  folder = pathlib.Path(directory).expanduser() / f'tokens-{digest.hexdigest()[:32]}'
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / 'tokens.json').exists():
+      _write(text_by_split, learn(), folder)
+    return _read(folder)
+  except OSError as error:
+    raise UserError(
+      f'{folder} cannot be used ({error}); expected a folder with room for all tokens: set data.cache to another '
+      'folder, or to an empty text'
+    ) from error
+
+
+def _write(text_by_split: Mapping[str, bytes], tokenizer: Tokenizer, folder: pathlib.Path) -> None:
+  counts = {split: 0 for split in text_by_split}
+  for split, text in text_by_split.items():
+    with temporary(str(folder)) as file:
+      for piece in split_text(text):
+        tokens = tokenizer.encode(piece).astype(token_type(tokenizer))
+        counts[split] += len(tokens)
+        file.write(tokens.tobytes())
+      file.flush()
+      os.replace(file.name, folder / f'{split}.bin')
+  with temporary(str(folder)) as file:
+    file.write(json.dumps({'tokenizer': tokenizer.to_json(), 'counts': counts}).encode())
+    file.flush()
+    os.replace(file.name, folder / 'tokens.json')
+
+
+def _read(folder: pathlib.Path) -> tuple[Tokenizer, dict[str, np.ndarray]]:
+  try:
+    about = json.loads((folder / 'tokens.json').read_text())
+    tokenizer, counts = read_tokenizer(about['tokenizer']), about['counts']
+    dtype = token_type(tokenizer)
+    if any((folder / f'{split}.bin').stat().st_size != n * dtype.itemsize for split, n in counts.items()):
+      raise ValueError
+  except (ValueError, KeyError, FileNotFoundError):
+    raise UserError(f'{folder} is damaged; expected the tokens of a text: remove it') from None
+  return tokenizer, {split: np.memmap(folder / f'{split}.bin', dtype, 'r', shape=(n,)) for split, n in counts.items()}
