@@ -81,7 +81,10 @@ def _vit(heads: int | None) -> Table:
 
 
 def _hyper_vit(optional: Collection[str]) -> Table:
-  """Return the table of a Hyper_ViT with the tensors `optional`. Parameters of other optional tensors are constant."""
+  """Return the table of a Hyper_ViT that has the optional tensors `optional`.
+
+  A missing M_RBF is taken as the identity, a missing bias as 0, and a missing scale as d^−0.5.
+  """
   scale: dict[str, Shape] = {'attn.scale': ()} if 'attn.scale' in optional else {}
   metric = ParameterSource({'mlp.M_RBF': ('D', 'D')}, lambda m: m[None])
   bias = ParameterSource({'mlp.fc.bias': ('D',)})
