@@ -143,11 +143,11 @@ def _relative_variance(random: np.random.Generator, freedom: float, draws: int) 
 
 
 def _quantile(drawn: np.ndarray, variances: np.ndarray) -> float:
-  """Return the `LEVEL` quantile, over the draws, of the largest ratio |error| / estimated deviation in a draw.
+  """Return the `LEVEL` quantile, over the draws, of the largest ratio |error| / standard error in a draw.
 
   Args:
-    drawn: a drawn error of each difference, [draws, K].
-    variances: the estimated variance of each difference in each draw, [draws, K].
+    drawn: the errors of K differences in each draw, [draws, K].
+    variances: the estimated variances of these errors, [draws, K]. A standard error is the root of a variance.
   """
   ratios = np.divide(np.abs(drawn), np.sqrt(variances), out=np.zeros_like(drawn), where=variances > 0)
   return float(np.quantile(ratios.max(axis=1), LEVEL))

@@ -128,7 +128,7 @@ def plain() -> ConfigDict:
 def characters() -> ConfigDict:
   """Return a recipe for texts whose tokens are characters. A run takes two minutes on two CPU cores.
 
-  It follows nanoGPT's run on a CPU (Karpathy 2023).
+  The recipe follows nanoGPT's run on a CPU (Karpathy 2023).
   """
   config = defaults('next_token')
   config.model.update(width=128, depth=4, heads=4)

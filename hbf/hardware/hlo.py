@@ -150,9 +150,9 @@ def _collectives(
   """Yield the collectives of an instruction as (kind, computation, instruction).
 
   The instruction may be a collective itself, or a fusion that contains collectives. A TPU's compiler overlaps some
-  collectives with the matrix products of several fusions. Then it writes the collective, with the same
-  channel_id, into each of these fusions. `within` has the channel_ids that earlier calls found, and gets the new
-  ones. So each collective is yielded once.
+  collectives with the matrix products of several fusions. Then it writes the collective into each of these
+  fusions, with one channel_id. `within` has the channel_ids that earlier calls found, and gets the new ones. So each
+  collective is yielded once.
   """
   if (kind := instruction.opcode.removesuffix('-start')) in COLLECTIVES:
     yield kind, computation, instruction

@@ -116,7 +116,7 @@ class HyperBFAttention(CheckedModule):
       )
 
   def _beside_memory(self, mask: jax.Array | None, causal: bool, length: int) -> tuple[jax.Array | None, bool]:
-    """Return the mask over keys and learned centers, and whether the caller must still make it causal.
+    """Return the mask over keys and learned centers, and True if the caller must still make it causal.
 
     Every token sees every learned center. So if there are learned centers, causality over the `length` tokens becomes
     a part of the mask.
@@ -311,7 +311,7 @@ class HyperBFCenters(CheckedModule):
     check_heads(dimensions, self.heads)
 
   def _first_centers(self, images: int, length: int) -> jax.Array:
-    """Draw a number n for every image. Return a mask of its first n centers, booleans [B N, A]."""
+    """Draw n for every image. Return booleans [B N, A], True for the first n centers at each token of the image."""
     # Half of the exponents are clipped to 1, which keeps all centers.
     exponent = jnp.minimum(2 * jax.random.uniform(self.make_rng('dropout'), (images, 1)), 1.0)
     return jnp.repeat(jnp.arange(self.centers) < self.centers**exponent, length, axis=0)
