@@ -62,13 +62,13 @@ class Panel(NamedTuple):
 
 
 def draw_curves(grid: Grid, workdir: pathlib.Path, path: pathlib.Path) -> None:
-  """Write a PNG with a row of two panels for each group of arms. A curve is the mean over an arm's seeds.
+  """Write a PNG with a row of two panels for each group, which is all arms on one config.
 
-  A band around the curve shows the range over the seeds. The first panel shows the training loss, and the second
-  panel the score on held-out examples. If a group has no held-out examples, the second panel shows the task's score
-  of training batches. Labels stand at the ends of the curves. If there are more arms than colors, the best arms get a
-  color, and the others are gray. A curve ends at the last epoch that all seeds of the arm have reached. The values of
-  a diverged run end at its divergence.
+  A curve is the mean over an arm's seeds. A band around the curve shows the range over the seeds. The first panel
+  shows the training loss, and the second panel the score on held-out examples. If a group has no held-out examples,
+  the second panel shows the task's score of training batches. Labels stand at the ends of the curves. If there are
+  more arms than colors, the best arms get a color, and the others are gray. A curve ends at the last epoch that all
+  seeds of the arm have reached. The values of a diverged run end at its divergence.
 
   Args:
     grid: the arms and seeds to draw.

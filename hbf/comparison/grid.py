@@ -255,7 +255,7 @@ def _parse_arm(text: str, config: str, overrides: Sequence[str]) -> Arm:
 
 
 def _match_arms(arms: Sequence[Arm], first: Arm, request: Comparison) -> list[Arm]:
-  """Return the arms, matched to the arm `first` in parameters and operations as requested. Check all configs."""
+  """Return the arms, matched to the arm `first` in parameters and operations as requested. Check their configs."""
   plans = {arm: make_plan(arm.config(0)) for arm in dict.fromkeys([first, *arms])}
   budget = plans[first].parameters
   unmatched = [arm for arm in arms if request.match and abs(plans[arm].parameters - budget) > TOLERANCE * budget]
@@ -300,7 +300,7 @@ def _operations(text: str, first: Plan) -> float:
 
 
 def _training_operations(plan: Plan) -> float:
-  """Return the floating-point operations of the training that a plan describes."""
+  """Return the floating-point operations of training, for the plan of a run."""
   flops = flops_per_example(plan.model, plan.task.shape)
   return training_operations(flops, plan.clock, plan.teacher_flops, gradients_per_step(plan.config))
 

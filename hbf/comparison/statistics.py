@@ -19,6 +19,8 @@ DRAWS = 50_000
 class Difference:
   """The mean outcome of an arm minus the mean outcome of the reference arm, with a 95% confidence interval.
 
+  An outcome is the score of a run for one test example.
+
   Attributes:
     estimate: the difference. Each mean is over all examples and all seeds of an arm.
     low: lower bound of the interval. None if there are fewer than two blocks of examples. In a text, a block has many
@@ -37,7 +39,7 @@ def differences(arms: Sequence[np.ndarray], length: int = 1, draws: int = DRAWS)
   """Compare arms with the first arm. In 95% of comparisons, all intervals contain their true differences.
 
   The model is an analysis of variance. All arms see the same examples, but each arm has its own seeds, so seeds are
-  not paired. The outcome of arm a with seed s for example i is
+  not paired. The outcome, or score, of arm a with seed s for example i is
 
     y[a, s, i] = mean[a] + example[a, i] + seed[a, s] + both[a, s, i].
 

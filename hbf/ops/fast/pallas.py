@@ -32,7 +32,9 @@ from hbf.ops.kernels import KERNELS
 
 
 class _Tiling(NamedTuple):
-  """The sizes of the blocks into which the work is divided on a platform.
+  """The sizes of the blocks into which a Pallas kernel's work is divided on a platform.
+
+  The kernel runs as a grid of programs, each of which computes the sums for one block.
 
   Attributes:
     points: number of points in a block, a power of two.

@@ -97,7 +97,7 @@ class ResponseCotangents(NamedTuple):
 
 
 def center(pivoted: PivotedSums, coefficients: Float[Array, '... A V']) -> Sums:
-  """Compute the sums of k − k̄, for the mean k̄, from the sums of k − p, for the pivot p."""
+  """Compute the sums of k_a − k̄, where k̄ is the mean of k_a, from the sums of k_a − p with the pivot p."""
   count = coefficients.shape[-2]
   offset = pivoted.total / count
   # A product, not a broadcast, is fastest on XLA's CPU backend.
@@ -138,8 +138,8 @@ def unnormalized_sums(
 ) -> Float[Array, '... N V']:
   """Compute Σ_a exp(log K_a + log-gain) c_a for every point. Return [..., N, V] in the type of the coefficients.
 
-  No moments are computed, because they would cost more passes over all responses. The log-gain is broadcastable to
-  [..., 1, 1]. The other arguments are as for `kernel_sums`.
+  The moments of K are not computed, because they would cost more passes over all responses. The log-gain is
+  broadcastable to [..., 1, 1]. The other arguments are as for `kernel_sums`.
   """
   log_peak = jnp.broadcast_to(-jnp.asarray(log_gain), (*coefficients.shape[:-2], 1, 1))
   return _unnormalized(kernel, _blocks(distances, coefficients), distances, coefficients, log_peak)
@@ -313,7 +313,7 @@ def _block_gradient(
 
 
 def _values(k: jax.Array, coefficients: jax.Array) -> jax.Array:
-  """Compute Σ_a k_a c_a, float32 [..., N, V]."""
+  """Compute the sums Σ_a k_a c_a, float32 [..., N, V], for numbers k [..., N, A]."""
   return _product('...na,...av->...nv', k.astype(coefficients.dtype), coefficients)
 
 
