@@ -56,10 +56,13 @@ class Proposals(Protocol):
     """Record the held-out scores of trial `number` of arm `label`, at all its evaluations so far."""
 
   def prunes(self, label: str, number: int) -> bool:
-    """Return True if the recorded scores of the arm's trial are so bad that it should be stopped."""
+    """Return True if the recorded scores of trial `number` of arm `label` are so bad that it should be stopped."""
 
   def settle(self, label: str, number: int, value: float | None) -> None:
-    """Record the end of the arm's trial with its held-out score `value`. None: it was stopped, or it has diverged."""
+    """Record the end of trial `number` of arm `label`.
+
+    `value` is its held-out score, or None if it was stopped or has diverged.
+    """
 
 
 class Draws:

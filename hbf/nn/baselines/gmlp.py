@@ -24,7 +24,7 @@ GATES = {'linear': 1, 'additive': 1, 'multiplicative': 1, 'split': 2}
 
 
 class GatedMLP(CheckedModule):
-  """The gated MLP out(s(Z)) with Z = act(in(x)): dense layers in and out, and the Spatial Gating Unit s.
+  """The gated MLP out(s(Z)) of Z = act(in(x)): dense layers in and out, activation act, Spatial Gating Unit s.
 
   See Liu et al. 2021, eq. 1 to 3. The option `gate` is the form of s. Every form contains f(Z) = W LayerNorm(Z) + b,
   where a matrix W [N, N] mixes the tokens. So the number N of tokens is fixed. In a causal context W is triangular.
