@@ -224,7 +224,7 @@ def is_attention(
   coefficients: Float[Array, '... A V'],
   scale: Float[Array, '...'],
 ) -> bool:
-  """Return True if `gaussian_attention` should compute a normalized Gaussian.
+  """Return True if `gaussian_attention` should compute a HyperBF whose kernel is the normalized Gaussian.
 
   Two conditions must hold. First, all centers of a head have the same sigma, and so the same `scale`. Second, the
   responses of a head are few enough to be in memory at once (at most `_MOST_PAIRS`), or cuDNN supports the arrays.

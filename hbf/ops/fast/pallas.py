@@ -127,8 +127,8 @@ class _Block(NamedTuple):
       pass, which needs none of them.
     points: indices of the block's points.
     centers: indices of the block's centers.
-    d: indices of those of the D dimensions for which this program computes sums.
-    v: indices of those of the V columns of the coefficients for which this program computes sums.
+    d: indices of those of the D dimensions for which this program of the grid computes sums.
+    v: indices of those of the V columns of the coefficients for which this program of the grid computes sums.
     depth: as in `_Tiling`.
     remaining: number of centers from the block's first center to the last center that is not padding.
   """
@@ -198,7 +198,10 @@ def _add_of_centers(kernel: str, block: _Block, sums: Any) -> Any:
 
 
 def _log_responses(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, Callable]:
-  """Return log K and r² of each pair in a block, and the vector-Jacobian product of the function log K(s)."""
+  """Return log K and r² of each pair of a point and a center in a block.
+
+  Also return the vector-Jacobian product of the function log K(s).
+  """
   norms, center_norms = block.distances.norms[block.points, :], block.distances.center_norms[:, block.centers]
   inner = _products(block.distances.points, block.points, block.distances.centers, block.centers, block.depth)
   squares = norms + center_norms - 2 * inner
@@ -392,7 +395,7 @@ def _cost(job: _Job, leading: int, size: dict[str, int], arrays: list[jax.Array]
 
 
 def _features(tiling: _Tiling, size: int) -> int:
-  """Return the number of columns that one program computes, for an array with `size` columns (D or V)."""
+  """Return the number of columns that one program of the grid computes, if a result has `size` columns (D or V)."""
   if tiling.features is None:
     return pl.align_to(size, _LANES)
   return min(tiling.features, max(_LEAST, pl.next_power_of_2(size)))

@@ -52,7 +52,8 @@ class PivotedSums(NamedTuple):
   """The sums that an implementation computes for each point, float32.
 
   K_a is the kernel of center a, c_a its coefficient, and k_a = K_a / max K. The sums are over u_a = k_a − p with a
-  number p, the pivot. The result is correct for any p. Rounding errors are least if p is near the mean of k_a.
+  number p, the pivot. `center` makes `Sums` from them, for any p. Rounding errors are least if p is near the mean
+  of k_a.
 
   Attributes:
     values: Σ_a u_a c_a, [..., N, V].
