@@ -156,7 +156,7 @@ def _per_center(name: str, value: Any, shape: tuple[int, ...], dtype: jnp.dtype)
 def _metric(metric: Any, leading: tuple[int, ...], dimensions: int) -> tuple[str, jax.Array | None]:
   """Check the argument `metric`. Return the name and the weights of the metric, as `RadialBasis` takes them.
 
-  `leading` is the shape to which the leading axes of the points and centers broadcast. `dimensions` is D.
+  `leading` is the shape to which the leading axes of x, centers and coefficients broadcast. `dimensions` is D.
   """
   if metric is None:
     return 'identity', None
