@@ -180,8 +180,8 @@ def load(
     device: the device to compute on. None: the first one.
 
   Raises:
-    ValueError: the folder is not a run folder, has no such checkpoint, or has no edits or no learned classes of this
-      checkpoint.
+    ValueError: the folder is not a run folder or has no such checkpoint. Or edits or learned classes are asked for,
+      and the folder has none that were made for this checkpoint.
   """
   folder, where = local_copy(_address(workdir)), jax.devices()[0] if device is None else device
   restored = restore(folder, str(checkpoint), [where], average, stored_data(folder))
@@ -238,13 +238,13 @@ def edit(
       images, 4 for prompts.
 
   Returns:
-    The edited run. An image gets no edit if the edit of an earlier image already corrects it. The method `undo`
-    removes the last edit.
+    The edited run. An image gets no edit if the edit of an earlier image in `examples` already corrects it. The
+    method `undo` removes the last edit.
 
   Raises:
     ValueError: an image has a wrong shape, a class is unknown, a prompt is empty or too long, or the model already
-      gives this answer. Or the example already has an edit. Or the run is a language model without centers in stage 2
-      of its last block.
+      gives the right answer. Or the example already has an edit. Or the run is a language model without centers in
+      stage 2 of its last block.
   """
   count = len(answers)
   if run.config.task == 'next_token':

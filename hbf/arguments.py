@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
     super().__init__(prog=prog, description=about, allow_abbrev=False)
 
   def error(self, message: str) -> NoReturn:
-    """Raise UserError, because a flag is wrong."""
+    """Raise UserError with the message that argparse gives for a wrong flag."""
     raise UserError(f'{message}: `{self.prog} --help` has the flags')
 
   def add_path(self, name: str, **options: Any) -> None:

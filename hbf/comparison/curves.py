@@ -62,13 +62,13 @@ class Panel(NamedTuple):
 
 
 def draw_curves(grid: Grid, workdir: pathlib.Path, path: pathlib.Path) -> None:
-  """Write a PNG with a row of two panels for each group of arms. A curve is the mean over an arm's seeds.
+  """Write a PNG with a row of two panels for each group, which is all arms on one config.
 
-  A band around the curve shows the range over the seeds. The first panel shows the training loss, and the second
-  panel the score on held-out examples. If a group has no held-out examples, the second panel shows the task's score
-  of training batches. Labels stand at the ends of the curves. If there are more arms than colors, the best arms get a
-  color, and the others are gray. A curve ends at the last epoch that all seeds of the arm have reached. The values of
-  a diverged run end at its divergence.
+  A curve is the mean over an arm's seeds. A band around the curve shows the range over the seeds. The first panel
+  shows the training loss, and the second panel the score on held-out examples. If a group has no held-out examples,
+  the second panel shows the task's score of training batches. Labels stand at the ends of the curves. If there are
+  more arms than colors, the best arms get a color, and the others are gray. A curve ends at the last epoch that all
+  seeds of the arm have reached. The values of a diverged run end at its divergence.
 
   Args:
     grid: the arms and seeds to draw.
@@ -145,7 +145,7 @@ def spread_labels(wanted: Sequence[float], gap: float, low: float, high: float) 
 
 
 def _logs(grid: Grid, runs: StoredRuns, group: str) -> dict[str, list[list[dict]]]:
-  """Return the lines of metrics.jsonl of each seed of each arm of a group, by the label of the arm."""
+  """Return for each arm of a group, by its label, a list with the lines of metrics.jsonl of each seed."""
   arms = [arm for arm in grid.arms if arm.group == group]
   return {arm.label: [runs.metrics(arm.run_name(seed)) for seed in grid.seeds] for arm in arms}
 

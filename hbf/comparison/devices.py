@@ -12,11 +12,11 @@ ALLOTMENTS = ('CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVIC
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-  """A GPU or a CPU core.
+  """A GPU, a CPU core, or all devices that JAX finds, for one run at a time.
 
   Attributes:
     kind: 'gpu', 'cpu', or '' for all devices that JAX finds.
-    number: index of the GPU or of the core.
+    number: index of the GPU or of the core. It has no meaning for ''.
   """
 
   kind: str = ''

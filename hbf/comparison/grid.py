@@ -255,7 +255,7 @@ def _parse_arm(text: str, config: str, overrides: Sequence[str]) -> Arm:
 
 
 def _match_arms(arms: Sequence[Arm], first: Arm, request: Comparison) -> list[Arm]:
-  """Return the arms, matched to the arm `first` in parameters and operations as requested. Check all configs."""
+  """Return the arms, matched to the arm `first` in parameters and operations as requested. Check their configs."""
   plans = {arm: make_plan(arm.config(0)) for arm in dict.fromkeys([first, *arms])}
   budget = plans[first].parameters
   unmatched = [arm for arm in arms if request.match and abs(plans[arm].parameters - budget) > TOLERANCE * budget]
@@ -275,7 +275,10 @@ def _match_arms(arms: Sequence[Arm], first: Arm, request: Comparison) -> list[Ar
 
 
 def _match_parameters(arm: Arm, plan: Plan, budget: int) -> Arm:
-  """Return the arm with the number of units that brings its number of parameters within 1% of `budget`."""
+  """Return the arm with the number of units that brings its number of parameters within 1% of `budget`.
+
+  `plan` has the parts of the arm's run that do not depend on the examples (`hbf.training.experiment.Plan`).
+  """
   task = plan.task
   model = match_parameters(
     plan.config.model, budget, lambda part: count_parameters(task.make_model(part), task.shape)
@@ -287,7 +290,7 @@ def _match_parameters(arm: Arm, plan: Plan, budget: int) -> Arm:
 def _operations(text: str, first: Plan) -> float:
   """Return the number of training operations of each arm, from the value `text` of `Comparison.operations`.
 
-  `first` is the plan of the arm whose operations 'match' stands for.
+  `first` is the plan (`hbf.training.experiment.Plan`) of the arm whose operations 'match' stands for.
   """
   if text == 'match':
     return _training_operations(first)
@@ -297,7 +300,7 @@ def _operations(text: str, first: Plan) -> float:
 
 
 def _training_operations(plan: Plan) -> float:
-  """Return the floating-point operations of a run."""
+  """Return the floating-point operations of training, for the plan of a run."""
   flops = flops_per_example(plan.model, plan.task.shape)
   return training_operations(flops, plan.clock, plan.teacher_flops, gradients_per_step(plan.config))
 

@@ -128,9 +128,9 @@ def _write_run(run: pathlib.Path, runs: PackedRuns, name: str) -> None:
 
 @contextlib.contextmanager
 def _made(target: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Make a folder whole or not at all.
+  """Open a context with an empty draft folder. At the end of the context, rename the draft to `target`.
 
-  The context gets an empty draft folder to write into. At the end of the context, the draft is renamed to the target.
+  So the target is made whole or not at all: after an error in the context, the draft is removed.
 
   Raises:
     UserError: the target exists, or cannot be written.

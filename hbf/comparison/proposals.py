@@ -50,16 +50,19 @@ class Proposals(Protocol):
   """An object that proposes the options of trials."""
 
   def options(self, label: str, number: int) -> dict[str, str]:
-    """Return the options of a trial of an arm, by config key. A second call returns the same options."""
+    """Return the options of trial `number` of arm `label`, by config key. A second call returns the same options."""
 
   def report(self, label: str, number: int, values: Sequence[float]) -> None:
-    """Record the held-out scores of a trial at all its evaluations so far."""
+    """Record the held-out scores of trial `number` of arm `label`, at all its evaluations so far."""
 
   def prunes(self, label: str, number: int) -> bool:
-    """Return True if the recorded scores of a trial are so bad that it should be stopped."""
+    """Return True if the recorded scores of trial `number` of arm `label` are so bad that it should be stopped."""
 
   def settle(self, label: str, number: int, value: float | None) -> None:
-    """Record the end of a trial with its held-out score. None: it was stopped, or it has diverged."""
+    """Record the end of trial `number` of arm `label`.
+
+    `value` is its held-out score, or None if it was stopped or has diverged.
+    """
 
 
 class Draws:
@@ -70,7 +73,7 @@ class Draws:
     self._space, self._count = space, count
 
   def options(self, label: str, number: int) -> dict[str, str]:
-    """Return the options of a trial of an arm, by config key."""
+    """Return the options of trial `number` of arm `label`, by config key."""
     return draw(self._space, label, self._count)[number]
 
   def report(self, label: str, number: int, values: Sequence[float]) -> None:
@@ -87,9 +90,9 @@ class Draws:
 class Studies:
   """Options that Optuna proposes. Each arm has a study.
 
-  The first `DRAWN` trials of TPE, and all trials of a random search, have the options that `Draws` gives. So in
-  these trials, all arms have the same values of keys with the same distribution. A trial that diverged or was stopped
-  is `PRUNED` for Optuna, so it counts as worse than every finished trial.
+  The first `DRAWN` trials of TPE, and all trials of a random search, have the options that `Draws` gives. So if
+  two arms have the same distribution of a key, these trials have the same values of the key in both arms. A trial
+  that diverged or was stopped is `PRUNED` for Optuna, so it counts as worse than every finished trial.
   """
 
   def __init__(
@@ -115,7 +118,7 @@ class Studies:
     self._trials: dict[tuple[str, int], Any] = {}
 
   def options(self, label: str, number: int) -> dict[str, str]:
-    """Return the options of a trial of an arm, by config key."""
+    """Return the options of trial `number` of arm `label`, by config key."""
     own, trial = options_of(self._space, label), self._trial(label, number)
     return {
       key: trial.suggest_categorical(key, option.choices)
@@ -125,24 +128,24 @@ class Studies:
     }
 
   def report(self, label: str, number: int, values: Sequence[float]) -> None:
-    """Record the held-out scores of a trial at all its evaluations so far."""
+    """Record the held-out scores of trial `number` of arm `label`, at all its evaluations so far."""
     trial = self._trial(label, number)
     for evaluation in range(len(trial.study.trials[number].intermediate_values), len(values)):
       trial.report(values[evaluation], evaluation)
 
   def prunes(self, label: str, number: int) -> bool:
-    """Return True if the best score of a trial so far is worse than the median of finished trials."""
+    """Return True if the best score of the trial so far is worse than the median of the arm's finished trials."""
     return self._method.prune and self._trial(label, number).should_prune()
 
   def settle(self, label: str, number: int, value: float | None) -> None:
-    """Record the end of a trial in the study, unless it is already recorded."""
+    """Record the end of the trial in the arm's study, unless it is already recorded."""
     study, states = self._trial(label, number).study, self._optuna.trial.TrialState
     if not study.trials[number].state.is_finished():
       finished = value is not None and math.isfinite(value)
       study.tell(number, value if finished else None, state=states.COMPLETE if finished else states.PRUNED)
 
   def _trial(self, label: str, number: int) -> Any:
-    """Return Optuna's trial of an arm. If the arm's study does not have it, ask the study for it."""
+    """Return Optuna's object for trial `number` of arm `label`. If the arm's study does not have it, ask for it."""
     if (label, number) not in self._trials:
       study = self._study(label, number)
       if number == len(study.trials) and (number < DRAWN or self._method.sampler == RANDOM):

@@ -19,6 +19,8 @@ DRAWS = 50_000
 class Difference:
   """The mean outcome of an arm minus the mean outcome of the reference arm, with a 95% confidence interval.
 
+  An outcome is the score of a run for one test example.
+
   Attributes:
     estimate: the difference. Each mean is over all examples and all seeds of an arm.
     low: lower bound of the interval. None if there are fewer than two blocks of examples. In a text, a block has many
@@ -37,7 +39,7 @@ def differences(arms: Sequence[np.ndarray], length: int = 1, draws: int = DRAWS)
   """Compare arms with the first arm. In 95% of comparisons, all intervals contain their true differences.
 
   The model is an analysis of variance. All arms see the same examples, but each arm has its own seeds, so seeds are
-  not paired. The outcome of arm a with seed s for example i is
+  not paired. The outcome, or score, of arm a with seed s for example i is
 
     y[a, s, i] = mean[a] + example[a, i] + seed[a, s] + both[a, s, i].
 
@@ -143,11 +145,11 @@ def _relative_variance(random: np.random.Generator, freedom: float, draws: int) 
 
 
 def _quantile(drawn: np.ndarray, variances: np.ndarray) -> float:
-  """Return the `LEVEL` quantile, over the draws, of the largest ratio |error| / estimated deviation in a draw.
+  """Return the `LEVEL` quantile, over the draws, of the largest ratio |error| / standard error in a draw.
 
   Args:
-    drawn: a drawn error of each difference, [draws, K].
-    variances: the estimated variance of each difference in each draw, [draws, K].
+    drawn: the errors of K differences in each draw, [draws, K].
+    variances: the estimated variances of these errors, [draws, K]. A standard error is the root of a variance.
   """
   ratios = np.divide(np.abs(drawn), np.sqrt(variances), out=np.zeros_like(drawn), where=variances > 0)
   return float(np.quantile(ratios.max(axis=1), LEVEL))

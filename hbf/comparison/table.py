@@ -208,8 +208,8 @@ def _cells(row: Row, mixed: bool) -> tuple[str, ...]:
 def _bounds(row: Row, mixed: bool) -> str:
   """Return the interval of a row as a text.
 
-  `mixed` is True if some intervals of the table are over examples and seeds, and others over examples alone. Then the
-  text says so if this interval is over examples alone.
+  `mixed` is True if some intervals of the table are over examples and seeds, and others over examples alone. An
+  interval over examples alone is then marked as such.
   """
   difference = row.difference
   if difference is None or difference.low is None or difference.high is None:

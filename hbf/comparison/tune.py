@@ -307,7 +307,7 @@ def _make_trials(
   method: Method,
   workdir: pathlib.Path,
 ) -> tuple[list[Trial], _Trials]:
-  """Return the trials of all arms whose indices are in `numbers`, ordered by index, and the grid of their runs.
+  """Return every arm's trials with the indices `numbers`, ordered by index, and the grid of the trials' runs.
 
   `before` holds the trials that the folder already has. Their reference arm stays the reference. The request must
   have their config.

@@ -68,7 +68,7 @@ def _resolve_config(config: str) -> str:
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-  """Turn the errors of absl and ml_collections for wrong flags into a UserError."""
+  """Open a context in which errors of absl and ml_collections for wrong flags become UserErrors."""
   try:
     yield
   except (KeyError, AttributeError) as error:

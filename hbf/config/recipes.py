@@ -54,7 +54,7 @@ _AT_HIGH_RATES = {'normalize_inputs': True, 'norm_affine': False, 'normalization
 
 
 def small() -> ConfigDict:
-  """Return a recipe for a laptop. It takes minutes on two CPU cores."""
+  """Return a recipe for short runs. A run takes minutes on two CPU cores."""
   config = defaults()
   # Positions are fixed, because a few epochs are too short to learn them from a start near 0.
   config.model.update(width=64, depth=4, heads=4, positions='sincos2d')
@@ -65,7 +65,7 @@ def small() -> ConfigDict:
 
 
 def laptop() -> ConfigDict:
-  """Return a recipe for CIFAR-10 that takes an hour on one CPU core. It suits models of at most 0.3 M parameters."""
+  """Return a recipe for CIFAR-10, for models of at most 0.3 M parameters. A run takes an hour on one CPU core."""
   config = small()
   config.model.update(heads=8, stem='conv', pool='sequence')
   config.stages.stage1 = {'relative_positions': 'gaussian'}
@@ -126,9 +126,9 @@ def plain() -> ConfigDict:
 
 
 def characters() -> ConfigDict:
-  """Return a recipe for texts whose tokens are characters. It takes two minutes on two CPU cores.
+  """Return a recipe for texts whose tokens are characters. A run takes two minutes on two CPU cores.
 
-  It follows nanoGPT's run on a CPU (Karpathy 2023).
+  The recipe follows nanoGPT's run on a CPU (Karpathy 2023).
   """
   config = defaults('next_token')
   config.model.update(width=128, depth=4, heads=4)
@@ -161,7 +161,7 @@ def defaults(task: str = 'classification') -> ConfigDict:
 
 
 def named_options(name: str) -> dict[str, Any]:
-  """Return the keys of section `model` that a named model sets, with their values. `resolve` fills values of None."""
+  """Return the keys of section `model` that a named model sets, with their values. `resolve` replaces None."""
   # The published networks have no class token, and the layers that mix tokens know the positions.
   patches_only = {'pool': 'mean', 'positions': 'none'}
   options: dict[str, dict[str, Any]] = {

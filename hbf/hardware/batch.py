@@ -33,7 +33,7 @@ def largest_batch(needs: Callable[[int], int], memory: int, unit: int, start: in
 
 
 def _interpolate(known: dict[int, int], memory: int) -> int:
-  """Return k so that the batch size k · unit would need about `memory` bytes.
+  """Return k so that a batch of k · `unit` examples would need about `memory` bytes (`largest_batch`).
 
   `known` maps each tried k to its needed bytes. A straight line goes through the two tries nearest to `memory`.
   """

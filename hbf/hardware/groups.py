@@ -22,9 +22,9 @@ def first_group(attributes: str, devices: int) -> tuple[int, ...]:
   * A list: `{{0,1},{2,3}}`.
   * A count: `[2,2]<=[4]`. The device numbers 0 … 3 form an array of shape [4], which is reshaped to [2, 2]. Each row
     is a group. In `[2,2]<=[2,2]T(1,0)` the array of device numbers is transposed before it is reshaped.
-  * Axes of a mesh: `mesh['a'=2,'b'=2] {'b'}`. The devices of a group differ only in their position along axis b. A
-    group may be along a part of an axis. For `'a':(2)4`, axis a is reshaped to three axes of sizes 2, 4 and the rest.
-    The part is the axis of size 4.
+  * Axes of a mesh: `mesh['a'=2,'b'=2] {'b'}`. The devices of a group differ only in their position along axis b. An
+    entry such as `'a':(2)4` stands for a part of axis a: axis a is reshaped to three axes of sizes 2, 4 and the rest,
+    and the part is the axis of size 4.
   * Pairs of a permutation. All senders and receivers count as one group.
 
   Args:

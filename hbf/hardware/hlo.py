@@ -150,9 +150,9 @@ def _collectives(
   """Yield the collectives of an instruction as (kind, computation, instruction).
 
   The instruction may be a collective itself, or a fusion that contains collectives. A TPU's compiler overlaps some
-  collectives with the matrix products of several fusions. Then it writes the collective, with its channel, into each
-  of these fusions. `within` has the channels that earlier calls found, and gets the new ones. So each collective is
-  yielded once.
+  collectives with the matrix products of several fusions. Then it writes the collective into each of these
+  fusions, with one channel_id. `within` has the channel_ids that earlier calls found, and gets the new ones. So each
+  collective is yielded once.
   """
   if (kind := instruction.opcode.removesuffix('-start')) in COLLECTIVES:
     yield kind, computation, instruction
@@ -265,7 +265,7 @@ def _read_bytes(computations: Mapping[str, Computation], inner: Computation, nam
 
 
 def _is_passthrough(computations: Mapping[str, Computation], line: Instruction) -> bool:
-  """Return True if an instruction in a fusion only changes the layout of its operand, and so moves no bytes."""
+  """Return True if an instruction only copies or rearranges its operand, which moves no bytes within a fusion."""
   if line.opcode == 'fusion':
     return all(part.opcode == 'parameter' or part.opcode in _PASSING for part in computations[line.called].values())
   return line.opcode in _PASSING

@@ -144,7 +144,7 @@ def class_token(token: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 def patch_positions(positions: np.ndarray) -> np.ndarray:
-  """Return the positions [1, N, D] without the first one, which is the class token's: [N − 1, D]."""
+  """Return the positions of patches [N − 1, D]: positions [1, N, D] without the first, the class token's."""
   return positions[0, 1:]
 
 

@@ -84,7 +84,7 @@ def _shared(config: ConfigDict) -> dict[str, Any]:
 
 
 def unrolled(model: Any) -> Any:
-  """Return the model without `scan_layers` and `remat`, so that arrays inside the blocks can be returned too."""
+  """Return the model without `scan_layers` and `remat`. Flax can then return arrays from inside the blocks."""
   return model.clone(trunk=model.trunk.clone(scan_layers=False, remat=False))
 
 

@@ -83,7 +83,7 @@ class PatchEmbedding(CheckedModule):
     return nn.Dropout(self.dropout, deterministic=not train)(tokens), jnp.asarray(coordinates)
 
   def _convolved(self, images: jax.Array) -> jax.Array:
-    """Return the inputs of the stem's last convolution for each patch, [B, rows, columns, 9 · channels]."""
+    """Return for each patch the inputs [B, rows, columns, 9 · channels] of the stem's last convolution."""
     _check_patch(images, self.patch)
     halvings = self.patch.bit_length() - 1
     if self.patch != 2**halvings or not halvings or self.width % self.patch:

@@ -64,8 +64,8 @@ def count_flops(function: Callable, *args: Any, costs: Costs = ARITHMETIC) -> in
   A product or convolution that sums over k numbers takes 2k operations for each output. Any other arithmetic, such as
   an exponential or a sum, takes one operation for each number. Moves, comparisons, conversions and integer arithmetic
   take no operations. A loop counts as often as it runs, or once if the number of runs is unknown. A condition counts
-  as its most expensive branch. A choice by platform counts as its default branch. A Pallas kernel counts as its cost
-  estimate, which leaves out the padding of its blocks.
+  as its most expensive branch. `jax.lax.platform_dependent` counts as its default branch. A Pallas kernel counts as
+  its cost estimate, which leaves out the padding of its blocks.
 
   Args:
     function: a function of arrays.

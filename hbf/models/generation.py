@@ -105,8 +105,8 @@ def generate_on(
   tokens again, as the beginning of a text, and continues this text.
 
   Raises:
-    UserError: as in `generate`, but a prompt may be longer: the model needs room for one more token only, not for
-      `count` tokens.
+    UserError: as in `generate`, but a prompt may be longer. A prompt plus one token, not plus `count` tokens, must
+      fit into the model's length.
   """
   _check(model, prompts, 1)
   texts, ended, part = [list(prompt) for prompt in prompts], [False] * len(prompts), 0

@@ -29,16 +29,16 @@ class Context:
   Attributes:
     train: True in training. Stages then use dropout, which needs a random key named 'dropout'.
     causal: True if a token attends only to itself and the tokens before it. The mask may hide some of these too. Not
-      every stage 1 supports this (`hbf.nn.traits`).
+      every stage 1 supports causality (`hbf.nn.traits`).
     mask: booleans that broadcast to [B, N, N]. Entry [b, i, j] is True where token i of example b attends to token j.
-      Every token must attend to at least one token. None: all tokens attend to all tokens. Not every stage 1 accepts
-      every mask (`hbf.nn.traits`).
+      Every token must attend to at least one token. None: the mask hides nothing. Not every stage 1 accepts every
+      mask (`hbf.nn.traits`).
     positions: the position of each token, float32 [N, P], counted in patches or tokens. NaN for a token without a
       position, such as a class token. None if positions are unknown. If `continued` is set, the array has the
       positions of all tokens that the text can have, [room, P].
     continued: the position of the new tokens in a causal text, if earlier tokens are in the cache. Tokens that the
-      mask hides must then follow all other tokens. None: there are no earlier tokens. Not every stage 1 supports this
-      (`hbf.nn.traits`).
+      mask hides must then follow all other tokens. None: there are no earlier tokens. Not every stage 1 can use a
+      cache (`hbf.nn.traits`).
   """
 
   train: bool = flax.struct.field(pytree_node=False, default=False)
@@ -55,7 +55,7 @@ def check_context(stage: nn.Module, context: Context) -> None:
   """Check that a stage supports a context.
 
   Raises:
-    UserError: the stage does not support causality, a cache or the mask, and the context has it.
+    UserError: the context has causality, a cache or a mask that the stage does not support.
   """
   traits = traits_of(stage)
   if context.causal and not traits.causal:

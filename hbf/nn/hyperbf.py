@@ -55,8 +55,8 @@ class HyperBFAttention(CheckedModule):
       their positions. This needs metric identity, because its distances do not change if both vectors are rotated in
       the same way.
     mimetic: α. The projections of queries and keys start with Wq Wkᵀ ≈ α (Z + I) for random Z, see
-      `hbf.nn.projections.mimetic_init`. With α near 0.7, the initial σ suits the norms of queries and keys. 0: they
-      start like other projections.
+      `hbf.nn.projections.mimetic_init`. With α near 0.7, the initial σ suits the norms of queries and keys. 0: these
+      projections start like all others.
     dtype: type of the matrix products. Parameters are float32.
   """
 
@@ -116,7 +116,7 @@ class HyperBFAttention(CheckedModule):
       )
 
   def _beside_memory(self, mask: jax.Array | None, causal: bool, length: int) -> tuple[jax.Array | None, bool]:
-    """Return the mask over keys and learned centers, and whether the caller must still make it causal.
+    """Return the mask over keys and learned centers, and True if the caller must still make it causal.
 
     Every token sees every learned center. So if there are learned centers, causality over the `length` tokens becomes
     a part of the mask.
@@ -285,7 +285,7 @@ class HyperBFCenters(CheckedModule):
     return self.param('log_gain', init)
 
   def _coefficients(self, at_init: Callable[[], jax.Array], dimensions: int, dtype: Any) -> jax.Array:
-    """Return the learned coefficients [H, A, D]. Their initial size depends on the responses, `at_init()`."""
+    """Return the learned coefficients [H, A, dimensions]. The responses `at_init()` determine their initial size."""
 
     def init(key: jax.Array) -> jax.Array:
       power = jnp.mean(jnp.sum(at_init() ** 2, axis=(0, 2)))
@@ -311,7 +311,7 @@ class HyperBFCenters(CheckedModule):
     check_heads(dimensions, self.heads)
 
   def _first_centers(self, images: int, length: int) -> jax.Array:
-    """Draw a number n for every image. Return a mask of its first n centers, booleans [B N, A]."""
+    """Draw n for every image. Return booleans [B N, A], True for the first n centers at each token of the image."""
     # Half of the exponents are clipped to 1, which keeps all centers.
     exponent = jnp.minimum(2 * jax.random.uniform(self.make_rng('dropout'), (images, 1)), 1.0)
     return jnp.repeat(jnp.arange(self.centers) < self.centers**exponent, length, axis=0)

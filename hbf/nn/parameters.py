@@ -63,7 +63,8 @@ def mean_sigmas(params: Mapping[str, Any]) -> dict[str, dict[str, jax.Array]]:
 def distance_scale(metric: str, d: int, rank: int) -> float:
   """Return the initial standard deviation of xᵀMt if coordinates of x and t have variance 1.
 
-  The initial σ² of a stage is this number times the option `sigma_scale`.
+  Each head has d dimensions, and W has `rank` rows for metric low_rank. The initial σ² of a stage is the returned
+  number times the option `sigma_scale`.
   """
   return (rank if metric == 'low_rank' else d) ** 0.5
 

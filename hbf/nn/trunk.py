@@ -29,7 +29,7 @@ class Trunk(CheckedModule):
     dtype: type of the matrix products. Parameters are float32.
     norm_epsilon: number added to the variance in each LayerNorm.
     scan_layers: True to compile one block and loop over it. The parameters are the same, but dropout draws other
-      numbers, and arrays inside the blocks can't be returned.
+      numbers, and Flax cannot return arrays from inside the blocks.
     remat: True to compute the activations of a block again in the backward pass instead of keeping them.
     parallel: True if both stages of a block get the block's input, see `hbf.nn.block.Block`.
     layer_scale: initial value of learned factors that multiply the stages' outputs. 0: there are no such factors.

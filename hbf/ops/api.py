@@ -142,7 +142,7 @@ def _leading(**arrays: jax.Array) -> tuple[int, ...]:
 
 
 def _per_center(name: str, value: Any, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-  """Check the argument `name`, which is sigma or radius. Return it as an array that broadcasts to `shape`."""
+  """Check the argument `name`, which is sigma or radius. Return an array that broadcasts to `shape` [..., 1, A]."""
   if isinstance(value, numbers.Real | np.ndarray):  # reading an array of JAX would wait for the device
     numbers_in = np.asarray(value)
     holds, expected = (numbers_in > 0, 'above 0') if name == 'sigma' else (numbers_in >= 0, 'of 0 or more')
@@ -154,7 +154,10 @@ def _per_center(name: str, value: Any, shape: tuple[int, ...], dtype: jnp.dtype)
 
 
 def _metric(metric: Any, leading: tuple[int, ...], dimensions: int) -> tuple[str, jax.Array | None]:
-  """Check the argument `metric`. Return the name and the weights of the metric, as `RadialBasis` takes them."""
+  """Check the argument `metric`. Return the name and the weights of the metric, as `RadialBasis` takes them.
+
+  `leading` is the shape to which the leading axes of x, centers and coefficients broadcast. `dimensions` is D.
+  """
   if metric is None:
     return 'identity', None
   array = jnp.asarray(metric)
@@ -167,7 +170,6 @@ def _metric(metric: Any, leading: tuple[int, ...], dimensions: int) -> tuple[str
 
 
 def _check_broadcasts(name: str, array: jax.Array, shape: tuple[int, ...]) -> None:
-  """Raise ValueError unless an array broadcasts to a shape."""
   fits = array.ndim <= len(shape) and all(
     size in (1, wanted) for size, wanted in zip(array.shape[::-1], shape[::-1], strict=False)
   )

@@ -166,7 +166,7 @@ def keep_short(function: Callable, dtype: jnp.dtype) -> Callable:
   """Wrap a function so that, for its gradient, it stores its arguments instead of float32 copies of them.
 
   Args:
-    function: a function that converts arguments of a short type to float32.
+    function: a function that converts arguments of a short type, such as bfloat16, to float32.
     dtype: type of the arguments. If it is not short, the function is returned unchanged.
   """
   return jax.checkpoint(function) if is_short(dtype) else function
@@ -175,7 +175,7 @@ def keep_short(function: Callable, dtype: jnp.dtype) -> Callable:
 def products(a: Float[Array, '... N D'], b: Float[Array, '... A D']) -> Float[Array, '... N A']:
   """Compute the products a bᵀ [..., N, A] with sums in float32.
 
-  If a and b have the same short type, the matrix products of the gradient also have inputs of this type.
+  If a and b have the same short type, such as bfloat16, the gradient also multiplies matrices of this type.
   """
   both_short = a.dtype == b.dtype and is_short(a.dtype)
   return _short_products(a, b) if both_short else _product(_PRODUCTS, a, b)

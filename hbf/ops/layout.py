@@ -38,8 +38,8 @@ def constrain(z: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
 def replicate(parameter: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
   """Constrain the layout of a parameter where it is used. The arguments are those of `constrain`.
 
-  The gradient keeps the parameter's own layout, so that no device sums the whole gradient over all devices and hosts.
-  Only on a mesh with one shard along `data`, the gradient has the constrained layout.
+  If the mesh axis `data` has several shards, the gradient keeps the parameter's own layout. So no device sums the
+  whole gradient over all devices and hosts. If the axis has one shard, the gradient has the constrained layout.
   """
   # On such a mesh, a TPU's compiler would sum a gradient of the parameter's own layout in a loop over the shards,
   # which costs more traffic.
@@ -51,7 +51,7 @@ def replicate(parameter: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
 
 
 def interleave_shards(columns: jax.Array, parts: int) -> jax.Array:
-  """Reorder columns [..., parts · W] so that every shard along `TENSOR` has columns of each part.
+  """Reorder columns [..., parts · W] so that every shard along the mesh axis `tensor` has columns of each part.
 
   In the original order, the W columns of a part are neighbors, and a shard would have columns of few parts.
   """

@@ -64,7 +64,7 @@ def feature_map(
     name: name of the map. 'elu' (elu(x) + 1, Katharopoulos et al. 2020, eq. 7), 'relu' and 'exp' work element by
       element. 'softmax' and 'gaussian' are random, positive maps (Choromanski et al. 2021, lemma 1). The expected
       value of φ(q)·φ(k) is exp(q·k/√D) for 'softmax', and exp(−‖q − k‖²/2σ²) for 'gaussian'.
-    projections: ω of the random maps [..., m, D], see `orthogonal_projections`. Other maps do not use it.
+    projections: ω [..., m, D] of the random maps, see `orthogonal_projections`. Other maps do not use it.
     sigma: σ of 'gaussian', broadcastable to [..., 1, 1]. Other maps do not use it.
 
   Returns:
@@ -93,7 +93,7 @@ def orthogonal_projections(rng: np.random.Generator, count: int, d: int) -> np.n
 
 
 def keep_visible(keys: Features, seen: Bool[Array, '... N 1']) -> Features:
-  """Return the features of keys, with weight 0 for the keys where `seen` is False.
+  """Return the features of keys, with zeros for the keys where `seen` is False.
 
   `seen` holds booleans broadcastable to [..., N, 1].
   """

@@ -81,7 +81,11 @@ def _vit(heads: int | None) -> Table:
 
 
 def _hyper_vit(optional: Collection[str]) -> Table:
-  """Return the table of a Hyper_ViT that has the optional tensors `optional`. Others get their initial values."""
+  """Return the table of a Hyper_ViT, the authors' HyperBF network, that has the optional tensors `optional`.
+
+  A missing M_RBF is taken as the identity, a missing bias as 0, and a missing scale as d^−0.5 for heads of d
+  dimensions.
+  """
   scale: dict[str, Shape] = {'attn.scale': ()} if 'attn.scale' in optional else {}
   metric = ParameterSource({'mlp.M_RBF': ('D', 'D')}, lambda m: m[None])
   bias = ParameterSource({'mlp.fc.bias': ('D',)})

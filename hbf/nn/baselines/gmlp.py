@@ -24,7 +24,7 @@ GATES = {'linear': 1, 'additive': 1, 'multiplicative': 1, 'split': 2}
 
 
 class GatedMLP(CheckedModule):
-  """The gated MLP out(s(act(in(x)))): dense layers in and out, an activation, and the Spatial Gating Unit s.
+  """The gated MLP out(s(Z)) of Z = act(in(x)): dense layers in and out, activation act, Spatial Gating Unit s.
 
   See Liu et al. 2021, eq. 1 to 3. The option `gate` is the form of s. Every form contains f(Z) = W LayerNorm(Z) + b,
   where a matrix W [N, N] mixes the tokens. So the number N of tokens is fixed. In a causal context W is triangular.
@@ -60,7 +60,7 @@ class GatedMLP(CheckedModule):
     """Map tokens [B, N, D] to [B, N, D].
 
     Raises:
-      UserError: the parameters are for another number of tokens.
+      UserError: the parameters were made for longer or shorter inputs.
     """
     batch, length, width = tokens.shape
     check_length(self, 'spatial', most_tokens(tokens, context))

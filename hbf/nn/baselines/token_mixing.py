@@ -43,7 +43,7 @@ class TokenMLP(CheckedModule):
     """Map tokens [B, N, D] to [B, N, D].
 
     Raises:
-      UserError: the parameters are for another number of tokens.
+      UserError: the parameters were made for longer or shorter inputs.
     """
     (batch, count, width), length = tokens.shape, most_tokens(tokens, context)
     check_length(self, 'hidden', length)
@@ -148,7 +148,7 @@ class TokenDense(nn.Module):
 
 
 def most_tokens(tokens: Float[Array, 'B N D'], context: Context) -> int:
-  """Return the number N of tokens. If the tokens continue a text, return the largest length of the text instead."""
+  """Return the number N of tokens. If they continue a text, return the largest length that the text can have."""
   return tokens.shape[1] if context.continued is None else context.continued.room
 
 

@@ -115,6 +115,8 @@ def fused_attention(
 
   This kernel takes one scale for all heads, and no bias for each key. The bias of `attention` is −scale t·k/2. So the
   scale and the bias become part of the coordinates: a key becomes [scale k, bias] and a query becomes [q, 1].
+
+  With implementation 'xla', XLA computes the same function in place of cuDNN, on any device.
   """
   dtype = queries.dtype
   if centers is None and isinstance(scale, float):
@@ -151,7 +153,7 @@ def padded_attention(
 ) -> Float[Array, 'B H N V']:
   """Pad the arrays with zeros to sizes that cuDNN supports, then compute softmax(scale q·k) v.
 
-  Keys that are padding are masked.
+  Keys that are padding are masked. `implementation` is as in `fused_attention`.
   """
   (length, d), (keys_length, v) = queries.shape[2:], values.shape[2:]
   size = max(d, v)
@@ -222,7 +224,7 @@ def is_attention(
   coefficients: Float[Array, '... A V'],
   scale: Float[Array, '...'],
 ) -> bool:
-  """Return True if `gaussian_attention` should compute a normalized Gaussian.
+  """Return True if `gaussian_attention` should compute a HyperBF whose kernel is the normalized Gaussian.
 
   Two conditions must hold. First, all centers of a head have the same sigma, and so the same `scale`. Second, the
   responses of a head are few enough to be in memory at once (at most `_MOST_PAIRS`), or cuDNN supports the arrays.

@@ -32,7 +32,9 @@ from hbf.ops.kernels import KERNELS
 
 
 class _Tiling(NamedTuple):
-  """The sizes of the blocks into which the work is divided on a platform.
+  """The sizes of the blocks into which a Pallas kernel's work is divided on a platform.
+
+  The kernel runs as a grid of programs, each of which computes the sums for one block.
 
   Attributes:
     points: number of points in a block, a power of two.
@@ -116,7 +118,7 @@ _sums.defvjp(_forward, _backward)
 
 
 class _Block(NamedTuple):
-  """A block of points with a block of centers: Pallas references to the inputs, and the block's indices in them.
+  """A block of points and a block of centers: Pallas references to the inputs, and the indices of both blocks.
 
   Attributes:
     distances: references to the parts of the distances, with center_norms and scale as rows [1, A].
@@ -125,8 +127,8 @@ class _Block(NamedTuple):
       pass, which needs none of them.
     points: indices of the block's points.
     centers: indices of the block's centers.
-    d: indices of those of the D dimensions for which this program computes sums.
-    v: indices of those of the V columns of the coefficients for which this program computes sums.
+    d: indices of those of the D dimensions for which this program of the grid computes sums.
+    v: indices of those of the V columns of the coefficients for which this program of the grid computes sums.
     depth: as in `_Tiling`.
     remaining: number of centers from the block's first center to the last center that is not padding.
   """
@@ -143,10 +145,10 @@ class _Block(NamedTuple):
 
 
 def _add_sums(kernel: str, block: _Block, sums: Any) -> Any:
-  """Add a block of centers to the `sums` of a block of points. Return the new sums.
+  """Add the terms of a block of centers to `sums`, for a block of points. Return the new sums.
 
-  The sums are the fields of `hbf.ops.fast.sums.PivotedSums`, with the pivot last. The pivot is the mean of k over the
-  first block of centers.
+  The sums are the fields of `hbf.ops.fast.sums.PivotedSums`, with the pivot last. The pivot is the mean of k_a over
+  the first block of centers.
   """
   log_k, _, _ = _log_responses(kernel, block)
   values, total, squares, log_peak, pivot = sums
@@ -166,7 +168,10 @@ def _add_sums(kernel: str, block: _Block, sums: Any) -> Any:
 
 
 def _add_of_points(kernel: str, block: _Block, sums: Any) -> Any:
-  """Add a block of centers to the cotangents of a block of points and of their norms, which are sums over centers."""
+  """Add the terms of a block of centers to `sums`, for a block of points. Return the new sums.
+
+  The sums are the cotangents of the points and of their norms.
+  """
   of_squares, _, _ = _cotangents(kernel, block)
   t = block.distances.centers[block.centers, block.d]
   of_points, of_norms = sums
@@ -177,9 +182,9 @@ def _add_of_points(kernel: str, block: _Block, sums: Any) -> Any:
 
 
 def _add_of_centers(kernel: str, block: _Block, sums: Any) -> Any:
-  """Add a block of points to the cotangents of a block of centers, which are sums over the points.
+  """Add the terms of a block of points to `sums`, for a block of centers. Return the new sums.
 
-  These are the cotangents of the centers, their norms, their scale and their coefficients.
+  The sums are the cotangents of the centers, their norms, their scale and their coefficients.
   """
   of_squares, of_scale_each, deviations = _cotangents(kernel, block)
   x, of_values = block.distances.points[block.points, block.d], block.given[0][block.points, block.v]
@@ -193,7 +198,10 @@ def _add_of_centers(kernel: str, block: _Block, sums: Any) -> Any:
 
 
 def _log_responses(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, Callable]:
-  """Return log K and r² of each pair in a block, and the vector-Jacobian product of the function log K(s)."""
+  """Return log K and r² of each pair of a point and a center in a block.
+
+  Also return the vector-Jacobian product of the function log K(s).
+  """
   norms, center_norms = block.distances.norms[block.points, :], block.distances.center_norms[:, block.centers]
   inner = _products(block.distances.points, block.points, block.distances.centers, block.centers, block.depth)
   squares = norms + center_norms - 2 * inner
@@ -218,7 +226,7 @@ def _cotangents(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, jax.A
 
 
 def _products(a: Any, rows: Any, b: Any, columns: Any, depth: int | None) -> jax.Array:
-  """Compute the product a[rows] b[columns]ᵀ of two Pallas Refs. `depth` is as in `_Tiling`."""
+  """Compute the product a[rows] b[columns]ᵀ of two Pallas references. `depth` is as in `_Tiling`."""
   if depth is None:
     return _dot(a[rows, :], b[columns, :], 1, 1)
 
@@ -272,7 +280,7 @@ _AXES = ('nd', 'n1', 'ad', '1a', '1a', 'av'), ('nv', 'n1', 'n1', 'n1', 'n1')
 
 
 def _run(job: _Job, kernel: str, distances: Distances, coefficients: jax.Array, given: tuple) -> Any:
-  """Compute the sums of a job in float32, by the Pallas kernel for the program's platform.
+  """Compute the sums of a job in float32, by the Pallas kernel for the platform that runs it.
 
   All arrays have a leading axis of length L, over which the Pallas kernel is repeated. `kernel` is the name of the
   radial kernel, and `given` has the arrays of `_Block.given`.
@@ -285,7 +293,7 @@ def _run(job: _Job, kernel: str, distances: Distances, coefficients: jax.Array, 
 
 
 def _call(job: _Job, kernel: str, tiling: _Tiling, inputs: tuple, given: tuple) -> Any:
-  """Compute the sums of a job by the Pallas kernel for one platform."""
+  """Compute the sums of a job by a Pallas kernel with the tiling of one platform."""
   size = {'n': inputs[0].shape[1], 'a': inputs[2].shape[1], 'd': inputs[0].shape[2], 'v': inputs[5].shape[2], '1': 1}
   unit = {'n': tiling.points, 'a': tiling.centers, '1': 1} | {x: _features(tiling, size[x]) for x in 'dv'}
   count = {x: pl.cdiv(size[x], unit[x]) for x in size}
@@ -387,7 +395,7 @@ def _cost(job: _Job, leading: int, size: dict[str, int], arrays: list[jax.Array]
 
 
 def _features(tiling: _Tiling, size: int) -> int:
-  """Return the number of columns that one program computes, for an array with `size` columns (D or V)."""
+  """Return the number of columns that one program of the grid computes, if a result has `size` columns (D or V)."""
   if tiling.features is None:
     return pl.align_to(size, _LANES)
   return min(tiling.features, max(_LEAST, pl.next_power_of_2(size)))

@@ -52,7 +52,8 @@ class PivotedSums(NamedTuple):
   """The sums that an implementation computes for each point, float32.
 
   K_a is the kernel of center a, c_a its coefficient, and k_a = K_a / max K. The sums are over u_a = k_a − p with a
-  number p, the pivot. The result is correct for any p. Rounding errors are least if p is near the mean of k_a.
+  number p, the pivot. `center` makes `Sums` from them, for any p. Rounding errors are least if p is near the mean
+  of k_a.
 
   Attributes:
     values: Σ_a u_a c_a, [..., N, V].
@@ -97,7 +98,7 @@ class ResponseCotangents(NamedTuple):
 
 
 def center(pivoted: PivotedSums, coefficients: Float[Array, '... A V']) -> Sums:
-  """Compute the sums of k − k̄, for the mean k̄, from the sums of k − p, for the pivot p."""
+  """Compute the sums of k_a − k̄, where k̄ is the mean of k_a, from the sums of k_a − p with the pivot p."""
   count = coefficients.shape[-2]
   offset = pivoted.total / count
   # A product, not a broadcast, is fastest on XLA's CPU backend.
@@ -138,8 +139,8 @@ def unnormalized_sums(
 ) -> Float[Array, '... N V']:
   """Compute Σ_a exp(log K_a + log-gain) c_a for every point. Return [..., N, V] in the type of the coefficients.
 
-  No moments are computed, because they would cost more passes over all responses. The log-gain is broadcastable to
-  [..., 1, 1]. The other arguments are as for `kernel_sums`.
+  The moments of K are not computed, because they would cost more passes over all responses. The log-gain is
+  broadcastable to [..., 1, 1]. The other arguments are as for `kernel_sums`.
   """
   log_peak = jnp.broadcast_to(-jnp.asarray(log_gain), (*coefficients.shape[:-2], 1, 1))
   return _unnormalized(kernel, _blocks(distances, coefficients), distances, coefficients, log_peak)
@@ -223,8 +224,8 @@ _unnormalized.defvjp(_unnormalized_forward, _unnormalized_backward)
 def _forward(of_block: Callable[[jax.Array], Any], count: int, distances: Distances, dtype: jnp.dtype) -> Any:
   """Apply `of_block` to the distances of each of `count` blocks of points.
 
-  Return the joined results, and the distances that are kept for the gradient. Only the distances of a single block
-  are kept, in the form that `_shortened` returns for the type `dtype`. Otherwise None is returned for them.
+  Return the joined results, and the distances that are kept for the gradient. If there are several blocks, no
+  distances are kept: None. Those of a single block are kept in the form that `_shortened` returns for type `dtype`.
   """
 
   def block(points: tuple[jax.Array, jax.Array]) -> Any:
@@ -264,10 +265,11 @@ def _backward(
 
 
 def _shortened(scaled: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, ...]:
-  """Return the distances `scaled` [..., N, A] as one array, or as the sum of two arrays if `dtype` is a short type.
+  """Return the distances `scaled` [..., N, A] as one array, or as two arrays that sum to them if `dtype` is short.
 
-  One of the two arrays has the smallest distance of each point, float32 [..., N, 1]. The other has the differences
-  from it in the short type, [..., N, A]. Only these are rounded, so the largest responses are the most precise.
+  For a short type, such as bfloat16, the first array has the smallest distance of each point, float32 [..., N, 1].
+  The second array has the differences from it, in the short type [..., N, A]. Only the differences are rounded, so
+  the largest responses are the most precise.
   """
   if not is_short(dtype):
     return (scaled,)
@@ -312,7 +314,7 @@ def _block_gradient(
 
 
 def _values(k: jax.Array, coefficients: jax.Array) -> jax.Array:
-  """Compute Σ_a k_a c_a, float32 [..., N, V]."""
+  """Compute the sums Σ_a k_a c_a, float32 [..., N, V], for numbers k [..., N, A]."""
   return _product('...na,...av->...nv', k.astype(coefficients.dtype), coefficients)
 
 
