@@ -419,7 +419,7 @@ class Run:
     """Evaluate the run at this checkpoint, with the edits of this object. See `hbf.evaluate`.
 
     Raises:
-      ValueError: the run has learned classes. The splits have no images of them.
+      ValueError: the run has classes that were added by `learn`. The splits have no images of them.
     """
     if self.learned:
       raise UserError('the run has learned classes, of which the data set has no images: call predict on your own')

@@ -98,8 +98,8 @@ def read_split(restored: Restored, name: str, most: int, stages: Sequence[Any]) 
     restored: the restored run.
     name: name of the split.
     most: greatest number of images.
-    stages: a list of other parameters for the last stage 2. For each, the list `Split.seen.inputs` gets one more
-      array after the array of the trained parameters.
+    stages: a list of other parameters for the last stage 2. The list `Split.seen.inputs` begins with the inputs that
+      are computed with the trained parameters. Then it has the inputs that are computed with each item of `stages`.
   """
   model, task = classifier(restored, pathlib.Path())
   source = make_splits(task, restored.config.data.validation)[name]

@@ -307,10 +307,10 @@ def _make_trials(
   method: Method,
   workdir: pathlib.Path,
 ) -> tuple[list[Trial], _Trials]:
-  """Return every arm's trials with the indices `numbers`, ordered by index, and the grid of the trials' runs.
+  """Return every arm's trials with the indices `numbers`, ordered by index, and the grid of all runs of the search.
 
-  `before` holds the trials that the folder already has. Their reference arm stays the reference. The request must
-  have their config.
+  `before` holds the trials that the folder already has. The reference arm of these trials stays the reference arm.
+  The request must have the same config as these trials.
 
   Raises:
     UserError: the request is wrong, or a folder of a run in `workdir` belongs to another run.

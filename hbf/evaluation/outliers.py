@@ -136,7 +136,7 @@ def _logit_interval(area: float, deviation: float) -> Estimate:
 
 
 def _interval_at_bound(area: float, n: int, m: int) -> Estimate:
-  """Return the AUROC `area`, 0 or 1, with its interval for n examples inside and m outside.
+  """Return the AUROC `area`, 0 or 1, with its interval, for n test images and m outliers.
 
   The interval is method 5 of Newcombe 2006, with the variance of Hanley & McNeil.
   """

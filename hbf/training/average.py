@@ -19,7 +19,7 @@ def check_average(config: ConfigDict) -> None:
 
   Raises:
     UserError: the config asks for a moving average in addition to the average of optimizer schedule_free. Or
-      the scores of an average rank the checkpoints, but the run keeps no average.
+      the checkpoints are to be ranked by the scores of an average, but the run keeps no average.
   """
   if config.train.average and config.optimizer.name == 'schedule_free':
     raise UserError(

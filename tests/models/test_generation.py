@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from models.test_language import CAUSAL, LENGTH, V, make, make_texts, with_params
+from sampled import sampled
 
 from hbf.errors import UserError
 from hbf.models.generation import Sampling, generate, generate_on
@@ -48,7 +49,7 @@ def in_parts(model, params, texts, lengths):
   return jnp.concatenate(found, axis=1)
 
 
-@pytest.mark.parametrize(('name', 'options'), STAGES, ids=str)
+@pytest.mark.parametrize(('name', 'options'), sampled(STAGES), ids=str)
 def test_a_text_in_parts_has_the_logits_of_the_whole(name, options):
   model, texts = make(name, depth=1, options=options), make_texts()
   params = with_params(model, texts)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from nn.drawn import random_params
 from ops import reference
+from sampled import sampled
 
 import hbf.ops.fast.attention
 from hbf.errors import UserError
@@ -114,7 +115,7 @@ def drawn(module, places):
 @pytest.mark.parametrize(
   'places', [grid(2, 3), grid(3, 2, class_token=False), TEXT], ids=['class token', 'patches', 'text']
 )
-@pytest.mark.parametrize('name', MODULES)
+@pytest.mark.parametrize('name', sampled(MODULES, every=2))
 def test_attention_over_places_equals_the_formula(name, places):
   """The position distance of a class token and of learned centers is 0."""
   module = MODULES[name]

@@ -123,12 +123,12 @@ class _Block(NamedTuple):
   Attributes:
     distances: references to the parts of the distances, with center_norms and scale as rows [1, A].
     coefficients: reference to the coefficients, [A, V].
-    given: references to the arrays of a `hbf.ops.fast.sums.ResponseCotangents`, log_peak last. () in the forward
-      pass, which needs none of them.
+    given: references to the arrays of a `hbf.ops.fast.sums.ResponseCotangents`. The last one is its log_peak. () in
+      the forward pass, which needs none of them.
     points: indices of the block's points.
     centers: indices of the block's centers.
-    d: indices of those of the D dimensions for which this program of the grid computes sums.
-    v: indices of those of the V columns of the coefficients for which this program of the grid computes sums.
+    d: indices of the dimensions, among the D, for which this program computes sums.
+    v: indices of the columns of the coefficients, among the V, for which this program computes sums.
     depth: as in `_Tiling`.
     remaining: number of centers from the block's first center to the last center that is not padding.
   """

@@ -98,7 +98,7 @@ class ResponseCotangents(NamedTuple):
 
 
 def center(pivoted: PivotedSums, coefficients: Float[Array, '... A V']) -> Sums:
-  """Compute the sums of k_a − k̄, where k̄ is the mean of k_a, from the sums of k_a − p with the pivot p."""
+  """Return the `Sums` of the responses k_a − k̄, with their mean k̄, from the sums of k_a − p with the pivot p."""
   count = coefficients.shape[-2]
   offset = pivoted.total / count
   # A product, not a broadcast, is fastest on XLA's CPU backend.
