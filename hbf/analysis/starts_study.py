@@ -294,9 +294,9 @@ def row_of(arm: Arm, experiment: Experiment, legs: Sequence[Leg], costs: Sequenc
     legs: the parts of the run: two if the arm changes the state after half of the steps, otherwise one.
     costs: for each part, the cost of the change before it.
   """
-  curve, total, edits = [], Cost(), Cost()
+  curve, total, changes = [], Cost(), Cost()
   for leg, cost in zip(legs, costs, strict=True):
-    total, edits = total.plus(cost), edits.plus(cost)
+    total, changes = total.plus(cost), changes.plus(cost)
     for step, accuracy in sorted(leg.held_out.items()):
       at = total.plus(leg.step, step - leg.first)
       curve.append({'step': step, 'operations': at.operations, 'seconds': at.seconds, 'held_out': accuracy})
@@ -310,7 +310,7 @@ def row_of(arm: Arm, experiment: Experiment, legs: Sequence[Leg], costs: Sequenc
     'accuracy': result[ACCURACY.name],
     'nll': result['nll'],
     **total._asdict(),
-    'edits': edits._asdict(),
+    'changes': changes._asdict(),
     'curve': curve,
   }
 

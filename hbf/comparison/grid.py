@@ -295,7 +295,7 @@ def _operations(text: str, first: Plan) -> float:
   if text == 'match':
     return _training_operations(first)
   if not re.fullmatch(r'\d+(\.\d+)?(e\d+)?', text) or not float(text):
-    raise UserError(f"operations {text!r} are no number: expected 'match' or a number such as 1.8e14")
+    raise UserError(f"operations is {text!r}: expected 'match' or a number such as 1.8e14")
   return float(text)
 
 

@@ -97,7 +97,7 @@ def test_a_budget_in_operations_sets_the_epochs_of_every_arm(asked_of):
   ('changes', 'message'),
   [
     ({'operations': '1e8'}, r'digits vit: 1e\+08 training operations are no whole number of steps.*a step takes'),
-    ({'operations': 'much'}, "operations 'much' are no number: expected 'match' or a number"),
+    ({'operations': 'much'}, "operations is 'much': expected 'match' or a number"),
     ({'parameters': 1000}, r'digits vit has [\d,]+ parameters, and the comparison allows 1,000'),
   ],
 )

@@ -28,7 +28,7 @@ def table(measured: Mapping[str, Any]) -> str:
     'test accuracy, %',
     'difference from Muon',
     'operations',
-    'of these, edits',
+    'of these, changes',
     *(f'{unit} to the held-out accuracy of {name}' for name in REFERENCES for unit in ('operations', 'seconds')),
   )
   lines = []
@@ -42,7 +42,7 @@ def table(measured: Mapping[str, Any]) -> str:
         ', '.join(f'{row["accuracy"]:.2f}' for row in found),
         '' if arm == 'Muon' else ', '.join(differences).replace('-', '−'),
         _number(np.mean([row['operations'] for row in found])),
-        _number(np.mean([row['edits']['operations'] for row in found])),
+        _number(np.mean([row['changes']['operations'] for row in found])),
         *(
           ', '.join(_reached(row, reference(rows, row, name), unit) for row in found)
           for name in REFERENCES
@@ -103,7 +103,7 @@ def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
       marker, style = MARKERS[number % len(MARKERS)], '--' if number % 2 else '-'
       left.plot(operations, held_out, marker + style, color=f'C{number}', fillstyle='none', label=arm * first)
     right.scatter([row['accuracy'] for row in found], [number] * len(found), color=f'C{number}')
-  left.set(xlabel='floating-point operations, edits included', ylabel='held-out accuracy, %')
+  left.set(xlabel='floating-point operations, changes included', ylabel='held-out accuracy, %')
   left.set_title('each line is one seed')
   left.legend(fontsize=8, loc='lower right')
   right.set(xlabel='test accuracy, %', title='each dot is one seed', yticks=range(len(arms)), yticklabels=arms)
