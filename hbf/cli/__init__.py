@@ -27,6 +27,36 @@ def define_config(default: str) -> flags.FlagHolder[ConfigDict]:
   return config_flags.DEFINE_config_file('config', None, about)
 
 
+def define_workdir(required: bool = True) -> flags.FlagHolder[str]:
+  """Define the flag --workdir of a command that reads a run."""
+  about = 'Folder of the run, or its address on a bucket.'
+  if required:
+    return flags.DEFINE_string('workdir', None, about, required=True)
+  return flags.DEFINE_string('workdir', '', about)
+
+
+def define_checkpoint(verb: str) -> tuple[flags.FlagHolder[str], flags.FlagHolder[bool]]:
+  """Define the flags --checkpoint and --average. The help says that the command does `verb` with the average."""
+  about = 'latest, best (on the held-out part of train) or a step.'
+  return (
+    flags.DEFINE_string('checkpoint', 'latest', about),
+    flags.DEFINE_boolean('average', False, f'{verb} the moving average of the parameters (train.average).'),
+  )
+
+
+def define_moved(need: str = '') -> Callable[[], dict[str, str]]:
+  """Define the flags --data_dir and --data_root. Return a function that returns their values as `dir` and `root`.
+
+  Args:
+    need: beginning of the help if the data are not always needed, such as 'For --page: '.
+  """
+  about = f'{need}folder of the prepared TFDS data, if they have moved since training.'
+  folder = flags.DEFINE_string('data_dir', '', about[0].upper() + about[1:])
+  about = f'{need}the image folder or text, if it has moved since training.'
+  root = flags.DEFINE_string('data_root', '', about[0].upper() + about[1:])
+  return lambda: {'dir': folder.value, 'root': root.value}
+
+
 def define_processes() -> Callable[[], dict[str, Any]]:
   """Define the flags of a run on several processes. Return a function that returns their values by name."""
   holders = {

@@ -12,7 +12,7 @@ from absl import flags
 from hbf import cli
 from hbf.errors import UserError
 
-WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run, or its address on a bucket.', required=True)
+WORKDIR = cli.define_workdir()
 LABEL = flags.DEFINE_string('label', '', 'The class that the images should get.')
 PROMPT = flags.DEFINE_string('prompt', None, 'For a run on texts: the text to continue.')
 ANSWER = flags.DEFINE_string('answer', None, 'The text that should follow the --prompt directly.')
@@ -24,10 +24,8 @@ REACH = flags.DEFINE_float(
 MARGIN = flags.DEFINE_float(
   'margin', None, "Lead of the new answer's logit over all others. Default: 16 for images, 4 for texts."
 )
-CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (on the held-out part of train) or a step.')
-AVERAGE = flags.DEFINE_boolean('average', False, 'Edit the moving average of the parameters (train.average).')
-DATA_DIR = flags.DEFINE_string('data_dir', '', 'Folder of the prepared TFDS data, if they have moved since training.')
-DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder or text, if it has moved since training.')
+CHECKPOINT, AVERAGE = cli.define_checkpoint('Edit')
+MOVED = cli.define_moved()
 
 
 def main(argv: Sequence[str]) -> int:
@@ -64,7 +62,7 @@ def change(workdir: pathlib.Path, images: Sequence[str]) -> None:
 
   keep_freed_memory()
   keep_compiled_programs()
-  average, moved = AVERAGE.value, {'dir': DATA_DIR.value, 'root': DATA_ROOT.value}
+  average, moved = AVERAGE.value, MOVED()
   if images:
     margin = MARGIN_OF_IMAGES if MARGIN.value is None else MARGIN.value
     made = edit_files(workdir, images, LABEL.value, REACH.value, margin, CHECKPOINT.value, average, **moved)

@@ -13,18 +13,16 @@ from absl import flags
 from hbf import cli
 
 PROCESSES = cli.define_processes()
-WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
-CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (on the held-out part of train) or a step.')
+WORKDIR = cli.define_workdir()
+CHECKPOINT, AVERAGE = cli.define_checkpoint('Evaluate')
 SPLIT = flags.DEFINE_string('split', 'test', 'train, validation (held out of train) or test.')
-AVERAGE = flags.DEFINE_boolean('average', False, 'Evaluate the moving average of the parameters (train.average).')
 EDITS = flags.DEFINE_boolean('edits', False, "Apply the run's edits (hbf edit).")
 COPIES = flags.DEFINE_string(
   'copies', '', 'none, mirror or mirror_shift: also report scores of outputs averaged over copies of each image.'
 )
 JSON = flags.DEFINE_boolean('json', False, 'Print one JSON object on stdout, everything else on stderr.')
 OUTPUT = flags.DEFINE_string('output', '', 'Folder of eval-<split>-<step>.json; default: that of the run.')
-DATA_DIR = flags.DEFINE_string('data_dir', '', 'Folder of the prepared TFDS data, if they have moved since training.')
-DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder or text, if it has moved since training.')
+MOVED = cli.define_moved()
 
 
 def main(argv: Sequence[str]) -> int:
@@ -52,8 +50,7 @@ def main(argv: Sequence[str]) -> int:
     average=AVERAGE.value,
     copies=COPIES.value,
     edits=EDITS.value,
-    dir=DATA_DIR.value,
-    root=DATA_ROOT.value,
+    **MOVED(),
   )
   if not processes.is_first():
     return 0

@@ -19,10 +19,8 @@ SEED_RUN = flags.DEFINE_multi_string(
 OOD = flags.DEFINE_multi_string(
   'ood', [], 'A data set or a folder of images with other classes. The flag may be repeated.'
 )
-CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (on the held-out part of train) or a step.')
-AVERAGE = flags.DEFINE_boolean('average', False, 'Explain the moving average of the parameters (train.average).')
-DATA_DIR = flags.DEFINE_string('data_dir', '', 'Folder of the prepared TFDS data, if they have moved since training.')
-DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder or text, if it has moved since training.')
+CHECKPOINT, AVERAGE = cli.define_checkpoint('Explain')
+MOVED = cli.define_moved()
 
 
 def main(argv: Sequence[str]) -> int:
@@ -45,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
   from hbf.training.workdir import load_config, replace_text, write_json
 
   def opened(kind: Any, folder: str) -> Any:
-    return kind.of(local_copy(folder), CHECKPOINT.value, DATA_DIR.value, DATA_ROOT.value, AVERAGE.value)
+    return kind.of(local_copy(folder), CHECKPOINT.value, average=AVERAGE.value, **MOVED())
 
   against, folder = None, local_copy(WORKDIR.value)
   if SEED_RUN.value and AGAINST.value:

@@ -10,10 +10,9 @@ from absl import flags
 
 from hbf import cli
 
-WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
+WORKDIR = cli.define_workdir()
 OUTPUT = flags.DEFINE_string('output', None, 'Folder to write: a new one, or an empty one.', required=True)
-CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (by held-out accuracy) or a step.')
-AVERAGE = flags.DEFINE_boolean('average', False, 'Export the moving average of the parameters (train.average).')
+CHECKPOINT, AVERAGE = cli.define_checkpoint('Export')
 
 EDITS = flags.DEFINE_boolean('edits', False, "Apply the run's edits (hbf edit).")
 

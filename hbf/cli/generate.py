@@ -11,7 +11,7 @@ from absl import flags
 from hbf import cli
 from hbf.errors import UserError
 
-WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
+WORKDIR = cli.define_workdir()
 PROMPTS = flags.DEFINE_multi_string('prompt', [], 'A text to continue. The flag may be repeated.')
 COUNT = flags.DEFINE_integer('count', 200, 'The largest number of tokens to write.')
 TEMPERATURE = flags.DEFINE_float(
@@ -21,8 +21,7 @@ TOP_K = flags.DEFINE_integer('top_k', 0, 'Draw only from the k likeliest tokens.
 TOP_P = flags.DEFINE_float('top_p', 1.0, 'Draw only from the likeliest tokens whose probabilities sum to this.')
 SEED = flags.DEFINE_integer('seed', 0, 'Seed of the draws.')
 STOP = flags.DEFINE_string('stop', '', 'A token that ends a text, such as a line break.')
-CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (by held-out token_nll) or a step.')
-AVERAGE = flags.DEFINE_boolean('average', False, 'Write with the moving average of the parameters (train.average).')
+CHECKPOINT, AVERAGE = cli.define_checkpoint('Write with')
 EDITS = flags.DEFINE_boolean('edits', False, "Apply the run's edits (hbf edit).")
 JSON = flags.DEFINE_boolean('json', False, 'Print a JSON list of {prompt, text}.')
 

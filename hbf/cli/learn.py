@@ -11,16 +11,14 @@ from absl import flags
 from hbf import cli
 from hbf.errors import UserError
 
-WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run, or its address on a bucket.', required=True)
+WORKDIR = cli.define_workdir()
 IMAGES = flags.DEFINE_string(
   'images', '', 'Folder with a subfolder of images for each new class. The subfolder has the name of the class.'
 )
 LIST = flags.DEFINE_boolean('list', False, "Print the run's learned classes.")
 FORGET = flags.DEFINE_string('forget', '', 'The name of a learned class to take back.')
-CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (on the held-out part of train) or a step.')
-AVERAGE = flags.DEFINE_boolean('average', False, 'Use the moving average of the parameters (train.average).')
-DATA_DIR = flags.DEFINE_string('data_dir', '', 'Folder of the prepared TFDS data, if they have moved since training.')
-DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder, if it has moved since training.')
+CHECKPOINT, AVERAGE = cli.define_checkpoint('Use')
+MOVED = cli.define_moved()
 
 
 def main(argv: Sequence[str]) -> int:
@@ -56,8 +54,7 @@ def change(workdir: pathlib.Path) -> None:
   keep_freed_memory()
   keep_compiled_programs()
   if IMAGES.value:
-    moved = {'dir': DATA_DIR.value, 'root': DATA_ROOT.value}
-    learn_folder(workdir, IMAGES.value, CHECKPOINT.value, AVERAGE.value, **moved)
+    learn_folder(workdir, IMAGES.value, CHECKPOINT.value, AVERAGE.value, **MOVED())
   else:
     forget(workdir, FORGET.value)
 

@@ -13,14 +13,13 @@ from absl import flags
 from hbf import cli
 from hbf.errors import UserError
 
-WORKDIR = flags.DEFINE_string('workdir', '', 'Folder of the run.')
+WORKDIR = cli.define_workdir(required=False)
 MODEL = flags.DEFINE_string('model', '', 'Folder of an exported model, instead of a run.')
 EXPORT = flags.DEFINE_string('export', '', "Folder to which the run's model is exported, for use elsewhere.")
 TOP = flags.DEFINE_integer(
   'top', 3, 'The largest number of classes to name for an image. Labels and values are all named.', lower_bound=1
 )
-CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (by held-out accuracy) or a step.')
-AVERAGE = flags.DEFINE_boolean('average', False, 'Use the moving average of the parameters (train.average).')
+CHECKPOINT, AVERAGE = cli.define_checkpoint('Use')
 EDITS = flags.DEFINE_boolean('edits', False, "Apply the run's edits (hbf edit).")
 LEARNED = flags.DEFINE_boolean(
   'learned', True, "Also answer with the run's learned classes (hbf learn), if it has any."
@@ -28,8 +27,7 @@ LEARNED = flags.DEFINE_boolean(
 PAGE = flags.DEFINE_string(
   'page', '', 'File for a page with the reasons for each answer, and similar training patches.'
 )
-DATA_DIR = flags.DEFINE_string('data_dir', '', 'For --page: folder of the prepared TFDS data, if they have moved.')
-DATA_ROOT = flags.DEFINE_string('data_root', '', 'For --page: the image folder of the training, if it has moved.')
+MOVED = cli.define_moved('For --page: ')
 JSON = flags.DEFINE_boolean(
   'json', False, 'Print a JSON list of {image, classes} (or labels, or values) or {image, error}, nothing else.'
 )
@@ -85,8 +83,7 @@ def main(argv: Sequence[str]) -> int:
     from hbf.analysis.report.prediction_page import write_page
 
     read = [answer.image for answer in answers if not answer.error]
-    moved = {'dir': DATA_DIR.value, 'root': DATA_ROOT.value}
-    write_page(workdir, CHECKPOINT.value, AVERAGE.value, read, PAGE.value, **moved)
+    write_page(workdir, CHECKPOINT.value, AVERAGE.value, read, PAGE.value, **MOVED())
   return 1 if wrong else 0
 
 

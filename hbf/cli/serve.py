@@ -13,7 +13,7 @@ from absl import flags
 from hbf import cli
 from hbf.errors import UserError
 
-WORKDIR = flags.DEFINE_string('workdir', '', 'Folder of the run.')
+WORKDIR = cli.define_workdir(required=False)
 MODEL = flags.DEFINE_string('model', '', 'Folder of an exported model, instead of a run.')
 HOST = flags.DEFINE_string('host', '127.0.0.1', 'Address to listen on. 0.0.0.0: all networks of this machine.')
 PORT = flags.DEFINE_integer('port', 8000, 'Port to listen on. 0: any free port.', lower_bound=0, upper_bound=65535)
@@ -28,14 +28,12 @@ LIMIT_BYTES = flags.DEFINE_integer('limit_bytes', 10_000_000, 'The largest image
 TIMEOUT = flags.DEFINE_float(
   'timeout', 10.0, 'The longest time to send an image, and to answer it, in seconds.', lower_bound=0.001
 )
-CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (by held-out accuracy) or a step.')
-AVERAGE = flags.DEFINE_boolean('average', False, 'Use the moving average of the parameters (train.average).')
+CHECKPOINT, AVERAGE = cli.define_checkpoint('Use')
 EDITS = flags.DEFINE_boolean('edits', False, "Apply the run's edits (hbf edit).")
 PATCHES = flags.DEFINE_boolean(
   'patches', False, 'Show the training patches nearest to the centers that vote for an answer.'
 )
-DATA_DIR = flags.DEFINE_string('data_dir', '', 'For --patches: where prepared TFDS data lie, if they have moved.')
-DATA_ROOT = flags.DEFINE_string('data_root', '', 'For --patches: the image folder of the training, if it has moved.')
+MOVED = cli.define_moved('For --patches: ')
 
 
 def main(argv: Sequence[str]) -> int:
@@ -91,8 +89,7 @@ def _explain() -> Any:
   from hbf.serving.patches import nearest_patches
   from hbf.training.mirror import local_copy
 
-  moved = {'dir': DATA_DIR.value, 'root': DATA_ROOT.value}
-  return nearest_patches(local_copy(WORKDIR.value), CHECKPOINT.value, AVERAGE.value, **moved)
+  return nearest_patches(local_copy(WORKDIR.value), CHECKPOINT.value, AVERAGE.value, **MOVED())
 
 
 if __name__ == '__main__':
