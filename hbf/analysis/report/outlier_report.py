@@ -34,7 +34,7 @@ def _outside(measured: Measured) -> list[str]:
 
 
 def _scores(measured: Measured) -> list[str]:
-  """Return the names of the outlier scores that any model has. Scores of a single block are left out."""
+  """Return the names of the outlier scores that at least one model has. Scores of a single block are left out."""
   rows = measured['rows']
   names = dict.fromkeys(score for row in rows for found in row['scores'].values() for score in found)
   return [name for name in names if ', block' not in name]
@@ -51,7 +51,10 @@ def _estimate(measured: Measured, model: str, outside: str, score: str, measure:
 
 
 def table(measured: Measured) -> str:
-  """Return a Markdown table with a row for each model and score, a column of AUROC for each data set, and a note."""
+  """Return a Markdown table and a note below it.
+
+  The table has a row for each model and score. A column has the AUROC for another data set.
+  """
   header = ('network', 'score', *(f'{name}: AUROC, %' for name in _outside(measured)))
   lines = []
   for model in _models(measured):

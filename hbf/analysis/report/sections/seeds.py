@@ -155,7 +155,8 @@ def quantities(numbers: Mapping[str, Any]) -> dict[str, float]:
 def _of_silencing(numbers: Mapping[str, Any]) -> dict[str, float]:
   """Return the numbers of the section on interventions, by the names that readers see.
 
-  They are areas below the curves of the answer's probability while units are silenced, and changes of the loss.
+  They are changes of the loss, and areas below curves. A curve shows the answer's probability against the share of
+  silenced units.
   """
   found = {f'area below the curve, {name} first': area['mean'] for name, area in numbers.get('area', {}).items()}
   if (random := found.pop('area below the curve, random first', None)) is not None:
