@@ -111,7 +111,7 @@ class ImageEditor(Editor):
 
 
 def guarded_images(workdir: pathlib.Path, config: Any, **moved: str) -> np.ndarray:
-  """Return the images of `labeled_images` without their classes, uint8 [n, H, W, C]."""
+  """Return the images that `labeled_images` returns, uint8 [n, H, W, C], without their classes."""
   return labeled_images(workdir, config, **moved)[0]
 
 

@@ -111,7 +111,7 @@ def edited_answers(seen: Observed, edits: Edits) -> np.ndarray:
 
 
 def leading(logits: np.ndarray, answers: Sequence[int] | np.ndarray, margin: float) -> np.ndarray:
-  """Return what to add to logits [n, C], so that the logit of each example's answer leads by exactly `margin`.
+  """Return changes of logits, [n, C]. After them, the logit of each example's answer leads by exactly `margin`.
 
   Args:
     logits: the logits without edits, [n, C].
@@ -139,7 +139,7 @@ class Made(NamedTuple):
 def record(workdir: pathlib.Path, editor: Editor, edit: Callable[[], None]) -> Made:
   """Call `edit`, which adds edits to `editor`. Write all edits of the editor into the run folder.
 
-  Return numbers about the added edits.
+  Return the numbers that a command prints about the added edits.
   """
   before = editor.changed.sum()
   edit()
