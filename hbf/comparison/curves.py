@@ -156,7 +156,7 @@ def _panel(logs: Mapping[str, list[list[dict]]], split: str, score: Score) -> Pa
 
 
 def _held_out_panel(logs: Mapping[str, list[list[dict]]], kind: type[Task]) -> Panel:
-  """Return the panel of the first of a task's `scores` on held-out examples.
+  """Return the panel of a task's score `scores[0]` on held-out examples.
 
   If there are no held-out examples, return the panel of a score of training batches.
   """

@@ -31,7 +31,7 @@ class Method(NamedTuple):
 
   Attributes:
     sampler: 'random' or 'tpe'.
-    prune: True to stop bad trials early: those for which `Studies.prunes` is True.
+    prune: True to stop bad trials before their end (`Studies.prunes`).
   """
 
   sampler: str = RANDOM
@@ -136,7 +136,7 @@ class Studies:
   def prunes(self, label: str, number: int) -> bool:
     """Return True if the trial should be stopped.
 
-    Its best score so far is then worse than a median: that of the arm's finished trials at the same evaluation.
+    Its best score so far is then worse than the median score of the arm's finished trials at the same evaluation.
     """
     return self._method.prune and self._trial(label, number).should_prune()
 

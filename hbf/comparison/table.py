@@ -24,7 +24,7 @@ Results = dict[int, dict[str, Any]]  # result.json by seed
 class Row:
   """A row of the table: the scores of an arm over its finished runs.
 
-  The compared score is the first of the `scores` of the group's task.
+  The compared score is the first one in the task's `scores`.
 
   Attributes:
     group: name of the group. Arms of one group are compared with each other.

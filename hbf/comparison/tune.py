@@ -47,7 +47,7 @@ class Trial:
       same values of the keys that the arms share.
     seed: seed of the run. It follows from `number`, and is the same in all arms.
     options: values by config key.
-    held_out: value of the first of the task's `scores` on held-out examples, at the end of training. None without a
+    held_out: value of the task's score `scores[0]` on held-out examples, at the end of training. None without a
       result.
     loss: training loss at the end of training. None without a result.
     failed: reason why there is no result. '' if there is a result.

@@ -46,7 +46,7 @@ def unit_health(responses: ArrayLike, gradient: ArrayLike | None = None) -> Heal
 
 
 def health(peak: ArrayLike, mean: ArrayLike, deviation: ArrayLike, gradient: ArrayLike | None = None) -> Health:
-  """Find the dead units and the constant units among U units, by statistics of their responses.
+  """Find the dead units and the constant units among U units, by statistics of their responses over all tokens.
 
   A response counts as 0 if it is at most ROUNDING, because typical responses are about 1. A gradient counts as 0 if
   it is at most ROUNDING times the largest gradient of the same stage.
