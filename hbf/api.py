@@ -350,7 +350,10 @@ class Run:
 
   @property
   def classes(self) -> tuple[str, ...]:
-    """The names of the classes, learned classes last. For other tasks, the names of the labels or values."""
+    """The names of the classes, learned classes last. For task multi_label, the names of the labels.
+
+    For task regression, the names of the values.
+    """
     return (*self._images.class_names, *(self.learned.names if self.learned else ()))
 
   def predict(self, images: Any, batch_size: int = 100) -> np.ndarray:

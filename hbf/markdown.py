@@ -20,7 +20,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def cell(value: object) -> str:
   """Return a value as the text of a table cell.
 
-  A float below 1000 has three significant digits, and a larger float no decimals. Commas separate thousands.
+  A float below 1000 has three significant digits, and a larger float has no decimals. Commas separate thousands.
   """
   if isinstance(value, float):
     return f'{value:,.0f}' if abs(value) >= 1000 else f'{value:.3g}'

@@ -34,8 +34,8 @@ class Curve(NamedTuple):
 
   Attributes:
     epochs: epochs at which the first seed was evaluated, [n].
-    values: values of each seed at these epochs, [S, n]. If a seed was evaluated at other epochs, its values are
-      interpolated to these epochs.
+    values: the value of each seed at each of the n epochs, [S, n]. The values of a seed that was evaluated at other
+      epochs are interpolated.
   """
 
   epochs: np.ndarray
@@ -145,7 +145,7 @@ def spread_labels(wanted: Sequence[float], gap: float, low: float, high: float) 
 
 
 def _logs(grid: Grid, runs: StoredRuns, group: str) -> dict[str, list[list[dict]]]:
-  """Return for each arm of a group, by its label, a list with the lines of metrics.jsonl of each seed."""
+  """Return the lines of metrics.jsonl for each arm of a group, by label: a list of lines for each seed."""
   arms = [arm for arm in grid.arms if arm.group == group]
   return {arm.label: [runs.metrics(arm.run_name(seed)) for seed in grid.seeds] for arm in arms}
 
@@ -156,7 +156,10 @@ def _panel(logs: Mapping[str, list[list[dict]]], split: str, score: Score) -> Pa
 
 
 def _held_out_panel(logs: Mapping[str, list[list[dict]]], kind: type[Task]) -> Panel:
-  """Return the panel of a task's first score on held-out examples, or of its training score if there are none."""
+  """Return the panel of a task's score `scores[0]` on held-out examples.
+
+  If there are no held-out examples, return the panel of a score of training batches.
+  """
   panel = _panel(logs, 'validation', kind.scores[0])
   return panel if panel.curves else _panel(logs, 'train', kind.training_score or kind.loss_score)
 
@@ -174,17 +177,17 @@ def _curve(runs: list[list[dict]], split: str, score: Score) -> Curve | None:
   return Curve(shown, np.array([np.interp(shown, *seed) for seed in seeds])) if len(shown) else None
 
 
-def _colors(labels: list[str], ranks: Panel) -> dict[str, str]:
+def _colors(labels: list[str], panel: Panel) -> dict[str, str]:
   """Return a color for each label. If there are too few colors, the arms with the best scores get them.
 
   Args:
     labels: labels of the arms. The first arm is the reference and is black.
-    ranks: a panel. Its score at the end of each curve ranks the arms.
+    panel: the panel whose curves decide which arms are best. The last value of each curve is compared.
   """
   others = labels[1:]
   if len(others) > len(COLORS):
-    ends = {label: ranks.curves[label].mean[-1] for label in others if label in ranks.curves}
-    others = sorted(ends, key=ends.__getitem__, reverse=ranks.score.better is max)
+    ends = {label: panel.curves[label].mean[-1] for label in others if label in panel.curves}
+    others = sorted(ends, key=ends.__getitem__, reverse=panel.score.better is max)
   return dict.fromkeys(labels, REST) | dict(zip(others, COLORS, strict=False)) | {labels[0]: REFERENCE}
 
 
@@ -203,7 +206,7 @@ def _label_lines(axis: Axes, curves: Mapping[str, Curve], colors: Mapping[str, s
   """Write the label of each curve beside the end of the curve, and connect both by a line.
 
   Args:
-    axis: the axes.
+    axis: the axes that contain the curves.
     curves: the curves by label.
     colors: the colors by label.
     gap: least distance between two labels, as a fraction of the height of the axes.

@@ -65,7 +65,7 @@ class Arm:
     group: name of the config, such as 'cifar10'. Arms of one group are compared with each other.
     label: name of the arm in its group.
     arguments: arguments of `hbf train` without the seed and the workdir.
-    published: published value of the task's first test score, or None.
+    published: published test value of the task's score `scores[0]`, or None.
     task: name of the config's task.
   """
 
@@ -77,7 +77,7 @@ class Arm:
 
   @property
   def kind(self) -> type[Task]:
-    """Class of the arm's task."""
+    """The subclass of `Task` that implements the arm's task."""
     return TASKS[self.task]
 
   def run_name(self, seed: int) -> str:

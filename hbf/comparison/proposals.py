@@ -31,7 +31,7 @@ class Method(NamedTuple):
 
   Attributes:
     sampler: 'random' or 'tpe'.
-    prune: True if a trial is stopped when it is worse than the median of the arm's finished trials.
+    prune: True to stop bad trials before their end (`Studies.prunes`).
   """
 
   sampler: str = RANDOM
@@ -105,7 +105,7 @@ class Studies:
       method: the method.
       space: distributions of config keys.
       count: number of trials of each arm.
-      score: the held-out score that Optuna makes better.
+      score: the held-out score that Optuna optimizes.
       seed: seed of Optuna's random numbers. The options of trial n are proposed with the seed `seed` + n.
     """
     import optuna
@@ -134,7 +134,10 @@ class Studies:
       trial.report(values[evaluation], evaluation)
 
   def prunes(self, label: str, number: int) -> bool:
-    """Return True if the best score of the trial so far is worse than the median of the arm's finished trials."""
+    """Return True if the trial should be stopped.
+
+    Its best score so far is then worse than the median score of the arm's finished trials at the same evaluation.
+    """
     return self._method.prune and self._trial(label, number).should_prune()
 
   def settle(self, label: str, number: int, value: float | None) -> None:

@@ -165,7 +165,7 @@ def _finished(run: pathlib.Path) -> bool:
 
 
 def _new_log(workdir: pathlib.Path, name: str) -> pathlib.Path:
-  """Return the path for a run's log, NAME.log. Rename an older log to NAME.1.log, NAME.2.log and so on."""
+  """Return the path for a run's log, NAME.log. Rename an older log to NAME.n.log with the smallest unused n."""
   log = _log(workdir, name)
   log.parent.mkdir(exist_ok=True)
   if log.exists():

@@ -24,7 +24,7 @@ Results = dict[int, dict[str, Any]]  # result.json by seed
 class Row:
   """A row of the table: the scores of an arm over its finished runs.
 
-  The compared score is the first score of the group's task.
+  The compared score is the first one in the task's `scores`.
 
   Attributes:
     group: name of the group. Arms of one group are compared with each other.
@@ -51,7 +51,7 @@ class Row:
 
   @property
   def kind(self) -> type[Task]:
-    """Class of the group's task."""
+    """The subclass of `Task` that implements the group's task."""
     return TASKS[self.task]
 
   def format(self, value: float, sign: str = '') -> str:

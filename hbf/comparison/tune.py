@@ -47,7 +47,8 @@ class Trial:
       same values of the keys that the arms share.
     seed: seed of the run. It follows from `number`, and is the same in all arms.
     options: values by config key.
-    held_out: first score of the task on held-out examples at the end of training. None without a result.
+    held_out: value of the task's score `scores[0]` on held-out examples, at the end of training. None without a
+      result.
     loss: training loss at the end of training. None without a result.
     failed: reason why there is no result. '' if there is a result.
     arm: the requested arm, 'LABEL: MODEL key=value …'.
@@ -117,8 +118,8 @@ def tune(
 ) -> bool:
   """Run the missing trials of every arm, and report all trials of the folder.
 
-  Random trials are all known before the first one starts. Optuna proposes the next trial of each arm only after the
-  earlier trials of all arms have ended.
+  Without Optuna, the options of all trials are drawn before the first trial starts. Optuna proposes the
+  next trial of each arm only after the earlier trials of all arms have ended.
 
   Args:
     request: the arms, the space and the config.
@@ -174,7 +175,7 @@ def _run_batch(
   devices: Sequence[Device],
   console: Console,
 ) -> bool:
-  """Run those of the trials that are not settled, and report the results of all settled trials to `proposals`.
+  """Run the trials that are not settled (`Trial.settled`). Then report all settled trials to `proposals`.
 
   Return False if a signal ended the call.
   """
@@ -307,7 +308,7 @@ def _make_trials(
   method: Method,
   workdir: pathlib.Path,
 ) -> tuple[list[Trial], _Trials]:
-  """Return every arm's trials with the indices `numbers`, ordered by index, and the grid of all runs of the search.
+  """Return the trials with the indices `numbers` of all arms, ordered by index, and a grid with a run for each trial.
 
   `before` holds the trials that the folder already has. The reference arm of these trials stays the reference arm.
   The request must have the same config as these trials.

@@ -51,8 +51,8 @@ def _resolve_argument(argument: str) -> str:
 def _resolve_config(config: str) -> str:
   """Return a value of --config that ml_collections understands, for the value that the user gave.
 
-  The user gives DATA[:arguments]. If DATA is the path of a config file, this value is returned unchanged. DATA may
-  also be a data set: its NAME, or configs/NAME.py, even if there is no such file. Then the result is
+  The user gives DATA[:arguments]. If DATA is the path of a config file, the user's value is returned unchanged. DATA
+  may also be a data set: its NAME, or configs/NAME.py, even if there is no such file. Then the result is
   FILE:NAME[:arguments], where FILE is the module with the configs of all data sets.
   """
   path, colon, arguments = config.partition(':')

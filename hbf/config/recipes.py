@@ -161,7 +161,10 @@ def defaults(task: str = 'classification') -> ConfigDict:
 
 
 def named_options(name: str) -> dict[str, Any]:
-  """Return the keys of section `model` that a named model sets, with their values. `resolve` replaces None."""
+  """Return the keys of section `model` that a named model sets, with their values.
+
+  If a value is None, `resolve` replaces it.
+  """
   # The published networks have no class token, and the layers that mix tokens know the positions.
   patches_only = {'pool': 'mean', 'positions': 'none'}
   options: dict[str, dict[str, Any]] = {

@@ -47,7 +47,7 @@ def field_meanings(kind: type) -> dict[str, str]:
 
 
 def _stage_table(module: type | None, keys: Mapping[str, Key]) -> str:
-  """Return a table of the options `keys` of a stage, with the meanings in the docstring of its class `module`."""
+  """Return a table of a stage's options `keys`. Their meanings are in the docstring of its class `module`."""
   if module is None or not keys:
     return 'It has no options.\n'
   meanings = field_meanings(module)

@@ -111,14 +111,14 @@ class ImageEditor(Editor):
 
 
 def guarded_images(workdir: pathlib.Path, config: Any, **moved: str) -> np.ndarray:
-  """Return the images of `labeled_images` without their classes, uint8 [n, H, W, C]."""
+  """Return the images that `labeled_images` returns, uint8 [n, H, W, C], without their classes."""
   return labeled_images(workdir, config, **moved)[0]
 
 
 def labeled_images(workdir: pathlib.Path, config: Any, **moved: str) -> tuple[np.ndarray, np.ndarray]:
   """Return training images of a run, uint8 [n, H, W, C], and their classes, int32 [n].
 
-  If there are more than `GUARDED` images, evenly spaced ones are taken.
+  If there are more than `GUARDED` images, only `GUARDED` evenly spaced images are returned.
 
   Args:
     workdir: the run folder.
@@ -136,7 +136,7 @@ def labeled_images(workdir: pathlib.Path, config: Any, **moved: str) -> tuple[np
 def training_images(task: Classification, validation: float) -> tuple[np.ndarray, np.ndarray]:
   """Return training images, uint8 [n, H, W, C], and their classes, int32 [n].
 
-  If there are more than `GUARDED` images, evenly spaced ones are taken.
+  If there are more than `GUARDED` images, only `GUARDED` evenly spaced images are returned.
 
   Args:
     task: the task of a run.

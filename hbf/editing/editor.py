@@ -25,9 +25,9 @@ class Editor:
   Every example has a point, a vector that the network computes from it (`hbf.models.edited.Observed`). The center of
   an edit is the point of the edited example, and acts in a ball. The radius of the ball is `reach` times a distance:
   from the center to the nearest guarded example whose answer is not the new one. Centers of earlier edits with
-  another answer count as such examples. With a reach of at most 1 the ball contains none of these examples, so their
-  logits do not change. The center raises one logit of the edited example: the new answer's logit becomes the largest,
-  by `margin`.
+  another answer count as guarded examples here. With a reach of at most 1 the ball contains no guarded example with
+  another answer, so the logits of these examples do not change. The center raises one logit of the edited example:
+  the new answer's logit becomes the largest, by `margin`.
 
   Attributes:
     kind: the kind of the examples, for messages.
@@ -111,7 +111,7 @@ def edited_answers(seen: Observed, edits: Edits) -> np.ndarray:
 
 
 def leading(logits: np.ndarray, answers: Sequence[int] | np.ndarray, margin: float) -> np.ndarray:
-  """Return what to add to logits [n, C], so that the logit of each example's answer leads by exactly `margin`.
+  """Return changes [n, C] to add to `logits`, so that the logit of each example's answer leads by exactly `margin`.
 
   Args:
     logits: the logits without edits, [n, C].
@@ -139,7 +139,7 @@ class Made(NamedTuple):
 def record(workdir: pathlib.Path, editor: Editor, edit: Callable[[], None]) -> Made:
   """Call `edit`, which adds edits to `editor`. Write all edits of the editor into the run folder.
 
-  Return numbers about the added edits.
+  Return the numbers that a command prints about the added edits.
   """
   before = editor.changed.sum()
   edit()

@@ -89,7 +89,8 @@ class TextEditor(Editor):
       answer: the text that should follow directly.
       reach: radius of each center's ball, divided by the distance from the center to the nearest guarded example with
         another answer.
-      margin: lead of the right next token's logit over all others at each token of the answer, after the edit.
+      margin: difference between the right next token's logit and the largest other logit, after the edit. It is the
+        same for each token of the answer.
 
     Raises:
       UserError: prompt or answer is empty, too long, or has characters that the vocabulary lacks. Or the model

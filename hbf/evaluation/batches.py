@@ -18,7 +18,8 @@ def in_batches(function: Callable[[Any], Any], examples: np.ndarray, size: int =
     size: number of examples in a batch.
 
   Returns:
-    The results for all examples: a tree like that of `function`, of NumPy arrays [n, …].
+    The results for all examples: a tree with the structure of `function`'s result. Its leaves are NumPy arrays
+    [n, …].
   """
   filled = np.concatenate([examples, np.repeat(examples[-1:], -len(examples) % size, axis=0)])
   parts = [jax.device_get(function(filled[start : start + size])) for start in range(0, len(filled), size)]

@@ -34,7 +34,7 @@ class Health(NamedTuple):
 
 
 def unit_health(responses: ArrayLike, gradient: ArrayLike | None = None) -> Health:
-  """Find the dead and the constant ones of U units by their responses to M tokens.
+  """Find the dead units and the constant units among U units, by their responses to M tokens.
 
   Args:
     responses: response of each unit to each token, after normalization and gain, [..., M, U].
@@ -46,7 +46,7 @@ def unit_health(responses: ArrayLike, gradient: ArrayLike | None = None) -> Heal
 
 
 def health(peak: ArrayLike, mean: ArrayLike, deviation: ArrayLike, gradient: ArrayLike | None = None) -> Health:
-  """Find the dead and the constant ones of U units by statistics of their responses over the tokens.
+  """Find the dead units and the constant units among U units, by statistics of their responses over all tokens.
 
   A response counts as 0 if it is at most ROUNDING, because typical responses are about 1. A gradient counts as 0 if
   it is at most ROUNDING times the largest gradient of the same stage.

@@ -34,9 +34,9 @@ class AnswerForm:
   form: str
 
   def answer(self, names: Sequence[str], outputs: np.ndarray, top: int) -> Named:
-    """Return the answer for one image, names with numbers, from its outputs, float64 [K].
+    """Return the answer for one image: a list of names with numbers. A ranked answer has at most `top` of them.
 
-    A ranked answer has at most `top` names. Otherwise, it has all K names.
+    The argument `outputs` has the network's outputs for the image, float64 [K], one for each of the K names.
     """
     numbers = self.numbers(outputs)
     order = np.argsort(-outputs, kind='stable')[:top] if self.ranked else np.arange(len(outputs))

@@ -42,7 +42,7 @@ class Evaluator:
   Attributes:
     batch_size: the largest number of examples in a step.
     step: the jitted step (counts, variables, resident, batch) → (counts, per-example arrays by name). Its `variables`
-      are {'params': parameters}, and `resident` is that of the split's input.
+      are {'params': parameters}, and `resident` is the attribute `Input.resident` of the split.
   """
 
   def __init__(
@@ -84,7 +84,7 @@ class Evaluator:
     self.step = jax.jit(step, donate_argnums=0, out_shardings=replicated)
 
   def rows(self, examples: int) -> int:
-    """Return the batch size for a split of so many examples: `batch_size`, or less if the examples are few."""
+    """Return the batch size for a split of `examples` examples. It is less than `batch_size` for a small split."""
     devices = self._mesh.size
     return min(self.batch_size, -(-examples // devices) * devices)
 

@@ -43,7 +43,7 @@ class ImageReading:
 
   Attributes:
     input: the kind of input, see `hbf.data.pipeline.inputs.make_input`.
-    workers: number of processes that read a stream. 0 reads in threads.
+    workers: number of processes that read the images of input 'stream'. 0: threads read them.
     resident_bytes: the most bytes of images that input 'auto' puts on each device.
   """
 
@@ -224,7 +224,8 @@ class ImageTask(Task):
   def measure(self, config: ConfigDict, train: Input | None) -> ConfigDict:
     """Return the config with `data.mean` and `data.std`.
 
-    If `train` is None, they are 1/2 and 1/4. Otherwise, they are measured if the config does not have them yet.
+    If `train` is None, each mean is 1/2 and each standard deviation is 1/4. Otherwise, both are measured if the
+    config does not have them yet.
     """
     resolved = config.copy_and_resolve_references()
     if train is None:

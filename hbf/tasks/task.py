@@ -66,7 +66,7 @@ class TaskData(abc.ABC):
   @property
   @abc.abstractmethod
   def units(self) -> int:
-    """The number of units in an example: 1 if `unit` is 'image', the tokens of a window if it is 'token'."""
+    """The number of units in an example: 1 if `unit` is 'image', or the tokens in a window if it is 'token'."""
 
   @abc.abstractmethod
   def identity(self) -> dict[str, Any]:

@@ -123,9 +123,10 @@ def _accuracy(rights: Sequence[np.ndarray]) -> Estimate:
 
 
 def _differences(measured: Measured) -> list[str]:
-  """Return a sentence for each greatest change of a pixel above 0 and each model but the first.
+  """Return a sentence for each strength of APGD and each model but the first.
 
-  It states the model's accuracy after APGD minus the first model's accuracy after APGD.
+  It states the model's accuracy after APGD minus the first model's accuracy after APGD. The strength is the greatest
+  change of a pixel.
   """
   first, *others = _models(measured)
   lines = []

@@ -118,7 +118,11 @@ def _signed(difference: Estimate) -> str:
 
 
 def draw(measured: Measured, path: pathlib.Path) -> None:
-  """Write a PNG: accuracy by strength for each group of corruptions, and the differences for each corruption."""
+  """Write a PNG of two halves.
+
+  The left half shows the models' accuracies by strength, for each group of corruptions. The right half shows the
+  first model's accuracy minus each other model's accuracy, for each corruption and each group.
+  """
   figure = plt.figure(figsize=(11, 6), layout='constrained')
   halves: Any = figure.subfigures(1, 2, width_ratios=(1.25, 1))
   left, right = halves

@@ -24,7 +24,8 @@ SHARES = (('dead', 'dead, %'), ('constant', 'constant, %'))  # shares of the cen
 def table(measured: dict[str, Any]) -> str:
   """Return a Markdown table with a row for each setting of stage 2.
 
-  A cell has two ranges of a score over the blocks: at initialization → after training.
+  A score has one value for each block. A cell shows the smallest and the greatest of these values, at initialization
+  and, after an arrow, at the end of training.
   """
   header = ('stage 2', *(label for _, label in (*SCORES, *SHARES)), f'test {ACCURACY.label}')
   rows = []

@@ -106,7 +106,7 @@ def enlarged(image: np.ndarray, times: int) -> np.ndarray:
 
 
 def colored(values: np.ndarray, low: float, high: float) -> np.ndarray:
-  """Map numbers [height, width] to colors from dark to light, uint8 [height, width, 3]."""
+  """Map numbers [height, width] to colors, uint8 [height, width, 3]: `low` is dark, and `high` is light."""
   scaled = np.clip((values - low) / max(high - low, 1e-12), 0, 1)
   return (255 * matplotlib.colormaps['cividis'](scaled)[..., :3]).round().astype(np.uint8)
 

@@ -27,11 +27,11 @@ def _unique(rows: Rows, *names: str) -> list[tuple[Any, ...]]:
 
 
 def tables(measured: Mapping[str, Any]) -> str:
-  """Return a Markdown table of sessions, and one of Split CIFAR-10 if it is measured.
+  """Return a Markdown table of sessions, and a second table of Split CIFAR-10 if it was measured.
 
   A session adds five classes to a classifier of CIFAR-100. The first table has the accuracies after the last session,
-  and the mean of the accuracies after each session. Cells are means and standard deviations over draws of the new
-  classes, or over seeds of Split CIFAR-10.
+  and the mean of the accuracies after each session. Its cells are means and standard deviations over draws
+  of the new classes. The cells of the second table are means and standard deviations over seeds.
   """
   return '\n\n'.join([_few_shot(measured['rows']), *([_split(measured['split'])] if measured['split'] else [])])
 

@@ -4,5 +4,5 @@ _NAMES = {'hyperbf': 'HyperBF', 'vit': 'ViT'}
 
 
 def network_name(model: str) -> str:
-  """Return the name of a network for readers. `model` is its name in a config."""
+  """Return a network's name for tables and pictures. `model` is the network's name in a config."""
   return _NAMES.get(model, model)

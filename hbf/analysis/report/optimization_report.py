@@ -30,7 +30,10 @@ PARTS = {'all': 'all entries', 'off_diagonal': 'off the diagonal', 'diagonal': '
 
 
 def name(network: Network) -> str:
-  """Return the name of a network for readers. It contains the metric of stage 2 unless the metric is the identity."""
+  """Return a network's name for tables and pictures.
+
+  It contains the metric of stage 2 unless the metric is the identity.
+  """
   metric = network['stage2'].get('metric', 'identity')
   found = network_name(network['model'])
   return found if metric == 'identity' else f'{found}, metric {metric}'

@@ -1,8 +1,8 @@
 """Table and picture of outlier scores, from `hbf.analysis.outlier_study`.
 
-An outlier score is a number for each image, which should be lower for images of other data sets (*outside*) than for
-test images. AUROC is the probability, in percent, that a random image outside has a lower score than a random
-test image.
+Outliers are images of data sets other than the training data, the outlier data sets. An outlier score is a number
+for each image, which should be lower for outliers than for test images. AUROC is the probability, in percent, that a
+random outlier has a lower score than a random test image.
 """
 
 import pathlib
@@ -28,22 +28,22 @@ def _models(measured: Measured) -> list[str]:
 
 
 def _outside(measured: Measured) -> list[str]:
-  """Return the names of the other data sets on which all runs were measured."""
+  """Return the names of the outlier data sets on which all runs were measured."""
   first, *others = (row['scores'] for row in measured['rows'])
   return [name for name in first if all(name in scores for scores in others)]
 
 
 def _scores(measured: Measured) -> list[str]:
-  """Return the names of the outlier scores that any model has. Scores of a single block are left out."""
+  """Return the names of the outlier scores that at least one model has. Scores of a single block are left out."""
   rows = measured['rows']
   names = dict.fromkeys(score for row in rows for found in row['scores'].values() for score in found)
   return [name for name in names if ', block' not in name]
 
 
 def _estimate(measured: Measured, model: str, outside: str, score: str, measure: str = 'auroc') -> Estimate | None:
-  """Return how well a model's outlier score separates test images from another data set, over the model's seeds.
+  """Return how well a model's outlier score separates test images from outliers, over the model's seeds.
 
-  Return None if the model has no such score. `outside` is the name of the other data set. `measure` is 'auroc' or
+  Return None if the model has no such score. `outside` is the name of the outlier data set. `measure` is 'auroc' or
   'fpr95' (`hbf.evaluation.outliers.Separation`).
   """
   found = [row['scores'][outside].get(score) for row in measured['rows'] if row['model'] == model]
@@ -51,7 +51,10 @@ def _estimate(measured: Measured, model: str, outside: str, score: str, measure:
 
 
 def table(measured: Measured) -> str:
-  """Return a Markdown table with a row for each model and score, a column of AUROC for each data set, and a note."""
+  """Return a Markdown table and a note below it.
+
+  The table has a row for each model and score. A column has the AUROC for an outlier data set.
+  """
   header = ('network', 'score', *(f'{name}: AUROC, %' for name in _outside(measured)))
   lines = []
   for model in _models(measured):
@@ -64,7 +67,7 @@ def table(measured: Measured) -> str:
 
 
 def draw(measured: Measured, path: pathlib.Path) -> None:
-  """Write a PNG with a panel for each other data set. It shows the AUROC of each score and model."""
+  """Write a PNG with a panel for each outlier data set. It shows the AUROC of each score and model."""
   outside, scores = _outside(measured), _scores(measured)
   figure, axes = plt.subplots(1, len(outside), figsize=(3 + 2.4 * len(outside), 4), sharey=True, layout='constrained')
   for axis, name in zip(np.atleast_1d(axes), outside, strict=True):

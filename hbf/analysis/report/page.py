@@ -80,7 +80,7 @@ class Details:
 
 
 class Link(str):
-  """The text of a cell that leads to details elsewhere on the page, and opens them.
+  """A cell's text with a link. A click on it opens details elsewhere on the page.
 
   Attributes:
     target: the details.

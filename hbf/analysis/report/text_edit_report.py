@@ -62,8 +62,8 @@ def _bits(values: Sequence[float]) -> str:
 def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
   """Write a PNG with three panels for the first model.
 
-  The left panel shows all options that were tried for single facts. The other panels show the scores in `LINES`
-  against the number of facts that the model was taught.
+  The left panel has a marker for each option that was tried for single facts. The other panels show the
+  scores in `LINES` against the number of facts that the model was taught.
   """
   rows = [row for row in measured['rows'] if row['model'] == measured['rows'][0]['model']]
   figure, (left, *panels) = plt.subplots(1, 3, figsize=(15, 4.6), layout='constrained')

@@ -81,7 +81,9 @@ def _format(value: Any) -> str:
 
 
 def _centers(run: TextRun, train: np.ndarray, seen: Observed, places: dict[str, list[list[texts.Place]]]) -> Section:
-  """Return the section on the centers whose responses vary most: their contexts and favored tokens.
+  """Return the section on the centers whose responses vary most.
+
+  It shows the texts at which these centers respond most, and the tokens that their coefficients favor.
 
   Args:
     run: the run.

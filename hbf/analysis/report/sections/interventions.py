@@ -88,7 +88,8 @@ def _controls(
 ) -> dict[str, Effect]:
   """Return the effects of larger changes, by a description of the change.
 
-  The changes silence all units of the last block or half of them, move all centers, or undo the training.
+  The changes silence all units of the last block or half of them, move all centers, or give all parameters their
+  initial values.
   """
   every = range(len(units.coefficients))
   half = np.random.default_rng(0).permutation(len(units.coefficients))[: len(units.coefficients) // 2]

@@ -149,7 +149,7 @@ def strongest(run: TrainedRun, images: np.ndarray, answers: np.ndarray, count: i
 
 
 def median_share(cast: Sequence[Sequence[Vote]]) -> float:
-  """Return the median over the images of `Vote.lost` / `Vote.adds` for the strongest vote of each image."""
+  """Return the median of the ratio `lost` / `adds` over the strongest votes, one for each image."""
   return float(np.median([votes[0].lost / votes[0].adds for votes in cast]))
 
 
@@ -187,7 +187,7 @@ def voters(
 
 
 def picture(run: TrainedRun, training: LabeledImages, found: Census, images: np.ndarray) -> Figure:
-  """Return a figure for print with a row for each image. A row shows the strongest vote as a row of `voters` does."""
+  """Return a figure for print, with a row for each image. It shows the strongest vote, as described in `voters`."""
   answers = run.logits(images).argmax(axis=1)
   votes = [first for (first,) in strongest(run, images, answers, 1)]
   figure = Figure((7.2, 0.3 + 0.62 * len(images)), layout='constrained')

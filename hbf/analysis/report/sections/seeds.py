@@ -129,7 +129,7 @@ def _cells(values: np.ndarray, enough: bool) -> list[str]:
 
 
 def quantities(numbers: Mapping[str, Any]) -> dict[str, float]:
-  """Return the numbers of a page that can be compared between seeds, by the names that readers see.
+  """Return the numbers of a page that can be compared between seeds. The keys are the names that readers see.
 
   Args:
     numbers: the numbers of each section, as in explain.json. A section that is missing, or that the model lacks, adds
@@ -153,9 +153,10 @@ def quantities(numbers: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _of_silencing(numbers: Mapping[str, Any]) -> dict[str, float]:
-  """Return the numbers of the section on interventions, by the names that readers see.
+  """Return the numbers of the section on interventions. The keys are the names that readers see.
 
-  They are areas below the curves of the answer's probability while units are silenced, and changes of the loss.
+  They are changes of the loss, and areas below curves. A curve shows the answer's probability against the share of
+  silenced units.
   """
   found = {f'area below the curve, {name} first': area['mean'] for name, area in numbers.get('area', {}).items()}
   if (random := found.pop('area below the curve, random first', None)) is not None:

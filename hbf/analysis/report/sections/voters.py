@@ -76,11 +76,11 @@ def section(run: TrainedRun, training: LabeledImages, found: Mapping[str, Census
 
 
 def half_wrong(right: np.ndarray, count: int) -> np.ndarray:
-  """Return the indices of at most `count` images, half of them with wrong answers if there are enough of these.
+  """Return the indices of at most `count` images, half of them with wrong answers if there are enough wrong answers.
 
   Args:
     right: True for each image with a right answer, bool [n].
-    count: the number of images.
+    count: the largest number of images.
   """
   kinds = (np.flatnonzero(~right)[: count // 2], np.flatnonzero(right)[: count - count // 2])
   return np.sort(np.concatenate(kinds))
