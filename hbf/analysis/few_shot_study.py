@@ -156,9 +156,10 @@ def of_scores(scores: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 
 
 def chosen(seen: Parts, seed: int) -> dict[str, dict[str, Any]]:
-  """Choose the options of each closed-form method on held-out base images.
+  """Choose the options of each closed-form method without images of the new classes.
 
-  The methods learn the base classes that act as new classes in `pretended`, which draws their images with `seed`.
+  A method learns the base classes that act as new classes in `pretended(seen.base, seed)`. Its accuracy is measured
+  on `seen.held_out`, the held-out images of the base classes.
 
   Returns:
     For each method: 'trials', which are options with their accuracy, and 'best', the index of the best one.

@@ -180,7 +180,10 @@ def classifier(experiment: Experiment) -> ImageClassifier:
 
 
 def changed_start(arm: Arm, experiment: Experiment, folder: pathlib.Path) -> tuple[dict[str, Any], Cost]:
-  """Return the parameters with which an arm starts, and the cost of making them."""
+  """Return the parameters with which an arm starts, and the cost of making them.
+
+  For the start 'agop', a short run in `folder` gives the AGOP. The cost includes this run.
+  """
   model, params, seed = classifier(experiment), starts.initial_params(experiment), experiment.config.seed
   images, shape = read_images(experiment, SEEN), experiment.task.shape
   if arm.start != 'agop':
@@ -234,7 +237,7 @@ def changed_state(arm: Arm, before: Experiment, state: TrainState, size: int) ->
 
 
 def make_experiment(config: ConfigDict, dataset: Any = None, changes: Mapping[str, Any] | None = None) -> Experiment:
-  """Return an experiment on one device: that of a config in which the keys in `changes` have other values.
+  """Return the experiment of a config on one device. `changes` gives new values of config keys.
 
   If `dataset` is None, the experiment opens the data set that the config names.
   """

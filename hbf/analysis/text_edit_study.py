@@ -57,7 +57,7 @@ class Split(NamedTuple):
   - 'prompt': the places of a fact's answer after its prompt,
   - 'copies': the places of the answer after a passage and the prompt, for `COPIES` passages of the split,
   - 'reworded': the places of the answer after the reworded prompt,
-  - 'controls': the places of the model's own continuations of control prompts, which have other names,
+  - 'controls': the places of the model's own continuations of prompts with other names (control prompts),
   - 'text': all places of some windows of the split.
 
   Attributes:
@@ -180,7 +180,10 @@ class Edits:
     self.responses = dict(zip(self.seen, np.split(responses, ends, axis=1), strict=True))
 
   def logits(self, facts: range) -> dict[str, np.ndarray]:
-    """Make the edits of some facts in order. Return the edited logits at their places, by the name of the places."""
+    """Make the edits of some facts in order. Return the edited logits by the name of the places.
+
+    The places are those of these facts, and all places of the text.
+    """
     own = self.split.rows('prompt', facts)
     responses, edited = self.responses['prompt'][np.ix_(own, own)], self.seen['prompt'].at(own)
     _, coefficients = coefficients_of(self.method, responses, edited, self.labels[own], self.margin, skip=False)
@@ -217,7 +220,7 @@ def scores(logits: Mapping[str, np.ndarray], split: Split, facts: range) -> dict
 
 
 def _written(logits: np.ndarray, split: Split, name: str, facts: range) -> np.ndarray:
-  """Return a boolean for each text: True if greedy decoding by the model gives the wanted continuation."""
+  """Return a boolean for each text of the facts: True if greedy decoding gives the wanted continuation."""
   rows, places = split.rows(name, facts), split.places[name]
   wrong = logits.argmax(axis=-1) != places.following[rows]
   return np.bincount(places.rows[rows] - facts.start * SETS[name], wrong, len(facts) * SETS[name]) == 0

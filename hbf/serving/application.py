@@ -71,7 +71,7 @@ class Refusal(JSONResponse):
   """
 
   def __init__(self, refused: Refused, linger: float):
-    """Make the answer, which is sent later.
+    """Make the answer. `__call__` sends it.
 
     Args:
       refused: the status and the reason.
