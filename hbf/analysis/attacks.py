@@ -57,7 +57,7 @@ def apgd(
   Args:
     logits: the classifier, a function from images to logits. JAX compiles the attack once for each function object.
     images: [n, H, W, C], pixels from 0 to 1.
-    labels: the true classes, int [n]. An image whose answer is wrong from the start counts as fooled.
+    labels: the true classes, int [n]. An image whose answer is wrong before the attack counts as fooled.
     epsilon: ε, the greatest change of a pixel.
     steps: number of steps.
     seed: seed of the starts.
@@ -269,7 +269,7 @@ def _start_apgd(logits: Logits, images: Any, labels: Any, keys: Any, epsilon: An
 
 @functools.partial(jax.jit, static_argnums=(0, 5))
 def _advance_apgd(logits: Logits, state: _State, epsilon: Any, first: Any, last: Any, steps: int) -> _State:
-  """Apply the steps first, …, last − 1 of an APGD with `steps` steps in all."""
+  """Apply the steps first, …, last − 1 of an APGD attack with `steps` steps in all."""
   checks = checkpoints(steps)
   lengths = np.zeros(steps + 1, np.int32)  # number of steps since the last checkpoint, at the checkpoints
   lengths[checks] = np.diff(checks, prepend=0)
@@ -297,7 +297,7 @@ def _advance_apgd(logits: Logits, state: _State, epsilon: Any, first: Any, last:
 
 
 def _checked(own: _Climb, length: jax.Array) -> _Climb:
-  """Return the arrays of APGD after a step. If the step is a checkpoint, halve the step sizes that need it.
+  """Return the arrays of APGD after a step. If the step is a checkpoint, halve step sizes as in `apgd`.
 
   `length` is the number of steps since the last checkpoint if this step is a checkpoint, else 0.
   """

@@ -229,7 +229,7 @@ def in_order(
   """Edit examples one after the other. Return a function from n examples to their edited logits [n, C].
 
   An example gets no edit if earlier edits already corrected its answer. If the method interpolates, the coefficients
-  solve a linear system, so that every edited example x gets the logits z(x) plus its row of `Method.changes`.
+  of all edits solve a linear system: every edited example gets its unedited logits plus its row of `Method.changes`.
   Otherwise the coefficients of an edit are computed from the logits that the earlier edits already changed. If the
   method replaces answers, only the edit with the greatest response acts on an example.
 

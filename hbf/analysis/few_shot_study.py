@@ -178,7 +178,7 @@ def chosen(seen: Parts, seed: int) -> dict[str, dict[str, Any]]:
 
 
 class FineTuning:
-  """Fine-tuning of all parameters on the images of each session.
+  """Fine-tuning of all parameters, in one session after the other. A session adds `SESSION` new classes.
 
   The head has all classes from the start. A class that is not learned yet is hidden: its bias is −10,000. When a
   session begins, the weights of each of its classes become the mean feature of the images of the class. They are

@@ -153,9 +153,9 @@ class Autoencoder(nn.Module):
 
 
 def train_autoencoder(stored: jax.Array, kinds: Sequence[Damage], seed: int) -> Memory:
-  """Train an autoencoder on damaged copies of the stored images. Return a memory that ignores its argument `stored`.
+  """Train an autoencoder on damaged copies of the stored images. Return it as a memory.
 
-  Each copy has a random kind of damage from `kinds`.
+  Each copy has a random kind of damage from `kinds`. The memory is a function that ignores its argument `stored`.
   """
   model, optimizer = Autoencoder(), optax.adam(optax.cosine_decay_schedule(RATE, STEPS))
   params = model.init(jax.random.key(seed), stored[:1], stored[:1])

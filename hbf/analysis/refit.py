@@ -394,7 +394,7 @@ def _inverse_root(factor: np.ndarray) -> np.ndarray:
 
 
 class Round(NamedTuple):
-  """A step of `refit`, or an attempt at a step that failed.
+  """A step of `refit`, or a failed attempt at a step.
 
   An attempt fails if no damping lowers the held-out loss. Then the weights stay as they are, and `refit` ends.
 

@@ -105,7 +105,7 @@ class Cost(NamedTuple):
   seconds: float = 0.0
 
   def plus(self, other: 'Cost', times: float = 1.0) -> 'Cost':
-    """Return the sum of this cost and a multiple of another cost."""
+    """Return this cost plus `times` times the other cost."""
     return Cost(self.operations + times * other.operations, self.seconds + times * other.seconds)
 
 
@@ -128,9 +128,10 @@ class Leg(NamedTuple):
 
 
 def run_leg(experiment: Experiment, workdir: pathlib.Path, first: int = 0, until: int | None = None) -> Leg:
-  """Begin or continue a run, and stop it when it has taken `until` steps in all. None: train until its last step.
+  """Begin or continue a run, and stop it when it has taken `until` steps in all.
 
-  `first` is the number of steps that the run in `workdir` has taken before.
+  If `until` is None, the run goes on to its last step. `first` is the number of steps that the run in `workdir` has
+  taken before.
   """
   ends: dict[int, float] = {}
   held_out: dict[int, float] = {}

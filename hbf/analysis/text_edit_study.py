@@ -128,12 +128,12 @@ def passages_of(run: TextRun, split: str, seed: int) -> Passages:
 
 
 class Bases(NamedTuple):
-  """The guarded examples and the metric in each layer, for two kinds of methods.
+  """The guarded examples and the metric by layer, for two kinds of methods.
 
   Attributes:
-    text: for most methods. The guarded examples are places of the training text.
-    names: for methods with `TextMethod.names`. The guarded examples are the same places of the training text, and the
-      last tokens of prompts with invented names.
+    text: those of most methods. The guarded examples are places of the training text.
+    names: those of methods with `TextMethod.names`. The guarded examples are the same places of the training text,
+      and the last tokens of prompts with invented names.
   """
 
   text: dict[str, Base]
@@ -203,8 +203,8 @@ def scores(logits: Mapping[str, np.ndarray], split: Split, facts: range) -> dict
     facts: the indices of the facts.
 
   Returns:
-    In percent, 'prompt': share of the facts that the model writes after the prompt. 'copies': the same after a
-    passage and the prompt. 'reworded': the same after the reworded prompt. 'controls': share of the control prompts
+    In percent, 'prompt': share of the facts whose answer the model writes after the prompt. 'copies': the same after
+    a passage and the prompt. 'reworded': the same after the reworded prompt. 'controls': share of the control prompts
     whose continuation changes. 'changed': share of the places of the text whose answer changes. Not in percent,
     'bits': the loss for each token of the text, in bits.
   """
@@ -264,9 +264,9 @@ def best(found: Sequence[Mapping[str, float]], most: float) -> int:
   """Return the index of the best choice of a method's options, a trial.
 
   A trial is allowed if it changes at most `most` percent of the answers in the text. The best allowed trial has the
-  greatest harmonic mean of two shares: facts written after passages, and control prompts whose continuation stays
-  (Meng et al. 2022 also compare methods by a harmonic mean). If no trial is allowed, the best one changes the fewest
-  answers.
+  greatest harmonic mean of two shares: the score 'copies', and the share of the control prompts whose continuation
+  stays, 100 − 'controls'. Meng et al. 2022 also compare methods by a harmonic mean. If no trial is allowed, the best
+  one changes the fewest answers.
 
   Args:
     found: the `scores` of each trial.
