@@ -164,7 +164,7 @@ class Ridge(Method):
   def fixed(self, features: np.ndarray, sigma: float) -> np.ndarray:
     """Return the values [n, M] of the units that do not depend on the new images, for features [n, F].
 
-    `sigma` is the option of units that are Gaussians.
+    `sigma` is used only by units that are Gaussians.
     """
     raise NotImplementedError
 
@@ -172,7 +172,7 @@ class Ridge(Method):
     """Return the values [n, E] of E units, one at each new image, for features [n, F].
 
     By default there are no such units, and the result is [n, 0]. `new` has the features of the new images, [E, F].
-    `sigma` is the option of units that are Gaussians.
+    `sigma` is used only by units that are Gaussians.
     """
     del new, sigma
     return np.zeros((len(features), 0), np.float32)

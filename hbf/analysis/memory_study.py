@@ -98,7 +98,8 @@ def hopfield(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any
 def hopfield_of_norm_1(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any) -> jax.Array:
   """Apply one step of a modern Hopfield network, with patterns that are scaled to norm 1 for their dot products.
 
-  The weight of a stored pattern x_i is softmax_i(D cos(x, x_i) / σ²) for a damaged pattern x. `known` is not used.
+  The weight of a stored pattern x_i is softmax_i(D cos(x, x_i) / σ²) for a damaged pattern x of D pixels. `known` is
+  not used.
   """
   del known
   directions, keys = (z / jnp.linalg.norm(z, axis=-1, keepdims=True) for z in (damaged, stored))
