@@ -48,7 +48,7 @@ def agop(model: ImageClassifier, params: Any, images: np.ndarray, batch: int = 5
 
 
 def agop_operations(model: ImageClassifier, params: Any, image: tuple[int, ...]) -> int:
-  """Return the floating-point operations of `agop` for one image of shape (height, width, channels)."""
+  """Return the number of floating-point operations of `agop` for one image of shape (height, width, channels)."""
   example = jax.ShapeDtypeStruct((1, *image), jnp.float32)
   return count_flops(functools.partial(_outer_products, model), params, example)
 
@@ -100,8 +100,8 @@ def feature_matrices(stage: Mapping[str, Any]) -> dict[str, np.ndarray]:
     - 'metric': WᵀW. It is missing for metric identity.
     - 'centers': TᵀT. The rows of T [A, D] are the centers t_a.
     - 'slopes': UᵀU. The rows of U [A, D] are the vectors u_a of linear coefficients (u_a·x + w_a) c_a.
-    - 'centers and slopes': SᵀS + UᵀU. The rows of S are t_a/σ_a². For metric identity, this is the part
-      of the gradient of −s_a that does not depend on x. The gradient of u_a·x + w_a is u_a.
+    - 'centers and slopes': SᵀS + UᵀU. The rows of S [A, D] are t_a/σ_a². For metric identity, t_a/σ_a² is the part
+      of the gradient of −s_a that does not depend on x. The gradient of u_a·x + w_a is u_a, a row of U.
     - 'weights': W₁W₁ᵀ for the first layer of an MLP. In a gated MLP, W₁ has the weights of gates and values.
   """
   if 'hidden' in stage:

@@ -64,15 +64,16 @@ def measure(
   save: Callable[[dict[str, Any]], None],
   efforts: Mapping[str, Effort],
 ) -> None:
-  """Apply to a run all attacks whose numbers are not stored.
+  """Apply to a run all attacks whose results are not stored.
 
   Args:
     run: the run.
     stored: the rows of attacks that were measured before.
-    save: a function that stores a row. A row has the run, the attack and the number of levels. `right` is the number
-      of images with a right answer before the attack. `fooled` has a character for each image: 1 if the answer is
-      wrong after the attack, else 0. `queries` is the number of changed images on which the network ran, and
-      `median_queries` is the median of this number over the images that the attack fooled.
+    save: a function that stores a row, the result of an attack. In a row, `levels` is the greatest change of a pixel,
+      on a scale from 0 to 255. `right` is the number of images with a right answer before the attack. `fooled` has a
+      character for each image: 1 if the answer is wrong after the attack, else 0. `queries` is the number of changed
+      images on which the network ran. `median_queries` is the median number of queries for an image that the attack
+      fooled.
     efforts: the numbers of images and steps, by the name of the attack.
   """
   images, labels = run.read('test', max(effort.images for effort in efforts.values()))
@@ -113,7 +114,7 @@ def images_and_steps(text: str) -> Effort:
 
 
 def _measure_all(folders: Sequence[str], efforts: Mapping[str, Effort], record: Record) -> None:
-  """Apply to all runs the attacks whose numbers are not stored."""
+  """Apply to all runs the attacks whose results are not stored."""
   runs = [ImageRun.of(pathlib.Path(folder).expanduser()) for folder in folders]
   measured = record.stored or {'data': 'cifar10', 'rows': []}
   for run in runs:

@@ -30,8 +30,9 @@ class Attacked(NamedTuple):
   """Result of an attack on n images.
 
   Attributes:
-    images: a changed image for each image, float32 [n, H, W, C]. It is the first one with a wrong answer. If all
-      answers were right, it is the one with the greatest loss (APGD) or the smallest margin (Square Attack).
+    images: a changed image for each given image, float32 [n, H, W, C]. It is the first one with a wrong answer. If
+      all answers were right, it is the one with the greatest loss (APGD) or the smallest margin (Square Attack). The
+      margin is the true class's logit minus the greatest other logit.
     fooled: True if the answer to the changed image is wrong, bool [n].
     queries: number of changed images that were tried for each image, int [n]. The count ends when the image is
       fooled. The given image itself is not counted.
@@ -56,7 +57,7 @@ def apgd(
   Args:
     logits: the classifier, a function from images to logits. JAX compiles the attack once for each function object.
     images: [n, H, W, C], pixels from 0 to 1.
-    labels: the true classes, int [n]. An image whose answer is wrong from the start counts as fooled.
+    labels: the true classes, int [n]. An image whose answer is wrong before the attack counts as fooled.
     epsilon: ε, the greatest change of a pixel.
     steps: number of steps.
     seed: seed of the starts.
@@ -95,7 +96,13 @@ def checkpoints(steps: int) -> np.ndarray:
 
 
 def side_of_square(step: int | jax.Array, steps: int | jax.Array, pixels: int) -> jax.Array:
-  """Return the side of the square at a step, in pixels. The first step is step 0. The image has `pixels` pixels."""
+  """Return the side of the square at a step of the Square Attack, in pixels.
+
+  Args:
+    step: the step, from 0.
+    steps: number of all steps.
+    pixels: number of pixels of the image.
+  """
   halvings = jnp.sum(step * 10_000 / steps >= jnp.asarray(HALVED))
   return jnp.maximum(1, jnp.round(jnp.sqrt(FIRST_SHARE * 0.5**halvings * pixels))).astype(int)
 
@@ -124,6 +131,8 @@ class _State(NamedTuple):
 
 class _Climb(NamedTuple):
   """The arrays that only APGD has (`_State.own`).
+
+  At the steps `checkpoints`, APGD may halve its step size.
 
   Attributes:
     x: the changed images, [B, H, W, C].
@@ -260,7 +269,7 @@ def _start_apgd(logits: Logits, images: Any, labels: Any, keys: Any, epsilon: An
 
 @functools.partial(jax.jit, static_argnums=(0, 5))
 def _advance_apgd(logits: Logits, state: _State, epsilon: Any, first: Any, last: Any, steps: int) -> _State:
-  """Apply the steps first, …, last − 1 of APGD."""
+  """Apply the steps first, …, last − 1 of an APGD attack with `steps` steps in all."""
   checks = checkpoints(steps)
   lengths = np.zeros(steps + 1, np.int32)  # number of steps since the last checkpoint, at the checkpoints
   lengths[checks] = np.diff(checks, prepend=0)
@@ -288,7 +297,7 @@ def _advance_apgd(logits: Logits, state: _State, epsilon: Any, first: Any, last:
 
 
 def _checked(own: _Climb, length: jax.Array) -> _Climb:
-  """Return the arrays after a step. If the step is a checkpoint, the step size may be halved.
+  """Return the arrays of APGD after a step. If the step is a checkpoint, halve step sizes as in `apgd`.
 
   `length` is the number of steps since the last checkpoint if this step is a checkpoint, else 0.
   """
@@ -324,7 +333,10 @@ def _start_square(logits: Logits, images: Any, labels: Any, keys: Any, epsilon: 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _advance_square(logits: Logits, state: _State, epsilon: Any, first: Any, last: Any, steps: Any) -> _State:
-  """Apply the steps first, …, last − 1 of the Square Attack. Step 0 is left out, because the start is its query."""
+  """Apply the steps first, …, last − 1 of a Square Attack with `steps` steps in all.
+
+  Step 0 is left out: `_begin` has already made its query.
+  """
   height, width, channels = state.image.shape[1:]
 
   def propose(key: jax.Array, image: jax.Array, best: jax.Array, side: jax.Array) -> jax.Array:

@@ -59,7 +59,7 @@ class Setting:
 
 
 def settings() -> list[Setting]:
-  """Return five settings: two that the authors published, two other values of sigma, and this library's default."""
+  """Return five settings: two from the authors' code, two with other values of sigma, and this library's default."""
   gained = {'normalization': 'none', 'centers_init': 'normal'}
 
   def memo(beta: float, centers: int) -> Setting:

@@ -127,12 +127,12 @@ def _ball(metric: Callable[[Base], np.ndarray]) -> Respond:
 def _neuron(norm_1: bool) -> Respond:
   """Return a function that computes the responses of ReLU neurons, one for each edit.
 
-  The weights of a neuron point to the edited example. The argument `reach` of the function sets the bias. The greater
-  it is, the more examples the neuron responds to. At 1, the neuron does not respond to guarded examples with another
-  answer, unless their products with the weights are about as great as the edited example's, or greater.
+  The points are centered and multiplied by the metric first. The weights of a neuron are then the point p of its
+  edited example. The greater the argument `reach` of the returned function, the more examples the neuron responds to.
+  With `reach` 1, it does not respond to a guarded example p' with another answer if p·p' is at most 98% of p·p.
 
   Args:
-    norm_1: True to scale the points to norm 1 first.
+    norm_1: True to scale the points also to norm 1.
   """
 
   def respond(base: Base, edited: Observed, labels: np.ndarray, others: Observed, reach: float) -> np.ndarray:
@@ -175,7 +175,7 @@ class Method:
 
   Attributes:
     respond: function that computes the responses [m, n] of m edits for n examples.
-    trials: the options to choose from: one for the lookup, twelve for every other method.
+    trials: the choices of options that are tried: one for the lookup, twelve for every other method.
     replaces: True if an edit replaces the answer where its response is near 1. False if it adds to the logits.
     interpolates: True if the coefficients of all edits come from one linear system.
   """
@@ -229,7 +229,7 @@ def in_order(
   """Edit examples one after the other. Return a function from n examples to their edited logits [n, C].
 
   An example gets no edit if earlier edits already corrected its answer. If the method interpolates, the coefficients
-  solve a linear system, so that every edited example x gets the logits z(x) plus its row of `Method.changes`.
+  of all edits solve a linear system: every edited example gets its unedited logits plus its row of `Method.changes`.
   Otherwise the coefficients of an edit are computed from the logits that the earlier edits already changed. If the
   method replaces answers, only the edit with the greatest response acts on an example.
 
@@ -259,9 +259,9 @@ def coefficients_of(
     method: the method.
     responses: the responses of all edits to all examples, [m, m]. Row i is the edit for example i, and column j is
       the edited example j.
-    edited: as in `in_order`.
-    labels: as in `in_order`.
-    margin: `Trial.margin`.
+    edited: the network's outputs for the m examples to edit, in order.
+    labels: the right answers of these examples, [m].
+    margin: the wanted lead of a right answer after the edit (`Trial.margin`).
     skip: True to make no edit for an example whose answer is already right at its turn.
   """
   wanted = method.changes(edited, labels, margin)

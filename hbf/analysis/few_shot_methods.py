@@ -42,7 +42,7 @@ class Labeled(NamedTuple):
   labels: np.ndarray
 
   def where(self, rows: Any) -> 'Labeled':
-    """Return some of the images. `rows` is an index of the first axis."""
+    """Return the images that `rows` selects on the first axis: indices, a slice or booleans."""
     return Labeled(self.seen.at(rows), self.labels[rows])
 
   def below(self, classes: int) -> 'Labeled':
@@ -121,10 +121,10 @@ class NearestMeanInMetric(Method):
 
 
 class HeadAndCenters(NearestMeanInMetric):
-  """The head, and a center at the mean of each class in the metric of the base classes (`hbf learn`).
+  """The head, and for each class a center at the mean of its features (`hbf learn`).
 
-  A new class wins over the head's answer if its center is nearer than the center of this answer. Otherwise the head's
-  answer stays.
+  A new class wins over the head's answer if its center is nearer than the center of this answer, in the metric of the
+  base classes. Otherwise the head's answer stays.
   """
 
   def learn(self, new: Labeled, trial: Trial) -> Scores:
@@ -162,13 +162,17 @@ class Ridge(Method):
     self._sigma: float | None = None
 
   def fixed(self, features: np.ndarray, sigma: float) -> np.ndarray:
-    """Return the values [n, M] of the units that do not depend on the new images, for features [n, F]."""
+    """Return the values [n, M] of the units that do not depend on the new images, for features [n, F].
+
+    `sigma` is used only by units that are Gaussians.
+    """
     raise NotImplementedError
 
   def added(self, features: np.ndarray, new: np.ndarray, sigma: float) -> np.ndarray:
     """Return the values [n, E] of E units, one at each new image, for features [n, F].
 
     By default there are no such units, and the result is [n, 0]. `new` has the features of the new images, [E, F].
+    `sigma` is used only by units that are Gaussians.
     """
     del new, sigma
     return np.zeros((len(features), 0), np.float32)
@@ -225,7 +229,7 @@ class GaussianKernels(Ridge):
   def __init__(self, base: Labeled) -> None:
     """Store the base images, and draw centers from them.
 
-    The unit of σ is the median distance between two centers of different classes.
+    The option `sigma` is σ divided by the median distance between two centers of different classes.
     """
     super().__init__(base)
     self.metric = self.make_metric()

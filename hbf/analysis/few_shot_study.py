@@ -156,9 +156,10 @@ def of_scores(scores: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 
 
 def chosen(seen: Parts, seed: int) -> dict[str, dict[str, Any]]:
-  """Choose the options of each closed-form method on held-out base images.
+  """Choose the options of each closed-form method without images of the new classes.
 
-  The methods learn the base classes that act as new classes in `pretended`, which draws their images with `seed`.
+  A method learns the base classes that act as new classes in `pretended(seen.base, seed)`. Its accuracy is measured
+  on `seen.held_out`, the held-out images of the base classes.
 
   Returns:
     For each method: 'trials', which are options with their accuracy, and 'best', the index of the best one.
@@ -177,7 +178,7 @@ def chosen(seen: Parts, seed: int) -> dict[str, dict[str, Any]]:
 
 
 class FineTuning:
-  """Fine-tuning of all parameters on the images of each session.
+  """Fine-tuning of all parameters, in one session after the other. A session adds `SESSION` new classes.
 
   The head has all classes from the start. A class that is not learned yet is hidden: its bias is −10,000. When a
   session begins, the weights of each of its classes become the mean feature of the images of the class. They are

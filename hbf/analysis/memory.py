@@ -44,9 +44,9 @@ ENERGIES: dict[str, Callable[[jax.Array], jax.Array]] = {
 def energy(
   points: Float[Array, '... N D'], stored: Float[Array, '... A D'], basis: RadialBasis
 ) -> Float[Array, '... N']:
-  """Return the energy of points in a memory. An update of `retrieve` never raises the energy of a point.
+  """Return the energy E(x) of each point x in a memory. An update of `retrieve` never raises it.
 
-  For some kernels the result is not E itself but an increasing function of E (`ENERGIES`).
+  For some kernels the result is not E(x) itself but an increasing function of it (`ENERGIES`).
 
   Args:
     points: x [..., N, D].

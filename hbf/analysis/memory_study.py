@@ -76,7 +76,10 @@ def hyperbf_of_known(damaged: jax.Array, stored: jax.Array, known: jax.Array, si
 
 @jax.jit
 def hyperbf_of_all(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any) -> jax.Array:
-  """Apply one step of HyperBF retrieval, with distances over all pixels. A hidden pixel is 0, the mean."""
+  """Apply one step of HyperBF retrieval, with distances over all pixels.
+
+  A hidden pixel is 0, the mean. `known` is not used.
+  """
   del known
   return retrieve(damaged, stored, RadialBasis('gaussian', sigma))
 
@@ -85,7 +88,7 @@ def hyperbf_of_all(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigm
 def hopfield(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any) -> jax.Array:
   """Apply one step of a modern Hopfield network (Ramsauer et al. 2021).
 
-  The weights of the stored patterns are the softmax of their dot products with the damaged pattern, divided by σ².
+  The weight of a stored pattern x_i is softmax_i(x · x_i / σ²) for a damaged pattern x. `known` is not used.
   """
   del known  # a hidden pixel is 0, so it adds nothing to a product
   return jax.nn.softmax(damaged @ stored.T / sigma**2, axis=-1) @ stored
@@ -93,7 +96,11 @@ def hopfield(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any
 
 @jax.jit
 def hopfield_of_norm_1(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any) -> jax.Array:
-  """Apply one step of a modern Hopfield network, with dot products of patterns that are scaled to norm 1."""
+  """Apply one step of a modern Hopfield network, with patterns that are scaled to norm 1 for their dot products.
+
+  The weight of a stored pattern x_i is softmax_i(D cos(x, x_i) / σ²) for a damaged pattern x of D pixels. `known` is
+  not used.
+  """
   del known
   directions, keys = (z / jnp.linalg.norm(z, axis=-1, keepdims=True) for z in (damaged, stored))
   return jax.nn.softmax(stored.shape[-1] * directions @ keys.T / sigma**2, axis=-1) @ stored
@@ -101,7 +108,7 @@ def hopfield_of_norm_1(damaged: jax.Array, stored: jax.Array, known: jax.Array, 
 
 @jax.jit
 def nearest(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any) -> jax.Array:
-  """Return for each damaged pattern the stored pattern that is nearest in the known pixels."""
+  """Return for each damaged pattern the stored pattern that is nearest in the known pixels. `sigma` is not used."""
   del sigma
   return stored[_nearest(damaged * known, stored * known)]
 
@@ -147,9 +154,9 @@ class Autoencoder(nn.Module):
 
 
 def train_autoencoder(stored: jax.Array, kinds: Sequence[Damage], seed: int) -> Memory:
-  """Train an autoencoder on damaged copies of the stored images. Return a memory that ignores its argument `stored`.
+  """Train an autoencoder on damaged copies of the stored images. Return it as a memory.
 
-  Each copy has a random kind of damage from `kinds`.
+  Each copy has a random kind of damage from `kinds`. The memory is a function that ignores its argument `stored`.
   """
   model, optimizer = Autoencoder(), optax.adam(optax.cosine_decay_schedule(RATE, STEPS))
   params = model.init(jax.random.key(seed), stored[:1], stored[:1])

@@ -114,10 +114,10 @@ class ClassGaussians(NamedTuple):
 
 
 def mahalanobis(gaussians: ClassGaussians, features: np.ndarray) -> np.ndarray:
-  """Return the scores [n]: minus the squared Mahalanobis distance to the nearest mean of a class (Lee et al. 2018).
+  """Return the scores [n] of features [n, F]: minus the squared Mahalanobis distance to the nearest class mean.
 
-  The Gaussians share one covariance. Lee et al. also combine the scores of several layers and change the input, which
-  is not done here.
+  The Gaussians share one covariance (Lee et al. 2018). Lee et al. also combine the scores of several layers and
+  change the input, which is not done here.
   """
   return -gaussians.squares(features).min(axis=1)
 

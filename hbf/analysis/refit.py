@@ -267,9 +267,11 @@ class Problem:
     return self._mean(_product, weights, direction)
 
   def factors(self, weights: np.ndarray, most: int = FACTORED) -> tuple[np.ndarray, np.ndarray]:
-    """Return K-FAC's factors E[r rᵀ] [A + 1, A + 1] and E[Jᵀ H J] [D, D], over tokens of at most `most` images.
+    """Return K-FAC's factors E[r rᵀ] [A + 1, A + 1] and E[Jᵀ H J] [D, D].
 
-    r is an input of the layer, J the derivative of the logits by its output, and H the Hessian of the loss.
+    Both are means over the tokens of at most `most` images. For a token, r is the input of the layer, and J is the
+    derivative of the logits with respect to the layer's output. H is the Hessian of the loss as a function of the
+    logits.
     """
     part = self.every(-(-len(self.inputs) // most))
     rows = part.inputs.reshape(-1, part.inputs.shape[-1])
@@ -312,7 +314,10 @@ class Problem:
       yield function(self.tail, self.loss, *given, self.inputs[part], self.rest[part], self.targets[part])
 
   def _mean(self, function: Any, *directions: np.ndarray) -> np.ndarray:
-    """Return a mean over all images, in float64. For each batch, `function` computes the sum (`_apply`)."""
+    """Return the mean of a quantity over all images, in float64.
+
+    `function` computes the sum of the quantity over a batch (`_apply`).
+    """
     sums = [np.asarray(part, np.float64) for part in self._apply(function, *directions)]
     return np.sum(sums, axis=0) / len(self.inputs)
 
@@ -389,9 +394,9 @@ def _inverse_root(factor: np.ndarray) -> np.ndarray:
 
 
 class Round(NamedTuple):
-  """A step of `refit`, or its last attempt at a step.
+  """A step of `refit`, or a failed attempt at a step.
 
-  An attempt fails if no damping lowers the held-out loss. Then the weights stay as they are.
+  An attempt fails if no damping lowers the held-out loss. Then the weights stay as they are, and `refit` ends.
 
   Attributes:
     damping: the chosen damping. None if the attempt failed.
@@ -410,7 +415,7 @@ class Refit(NamedTuple):
   Attributes:
     weights: the weights [A + 1, D] before the first step and after each step.
     rounds: the damping and the losses of each step, and of the failed attempt if there is one.
-    paths: for each of these rounds, the minima of the quadratic model for every damping.
+    paths: for each of these rounds, a `Path`: the quadratic model's minimum for every damping.
   """
 
   weights: list[np.ndarray]

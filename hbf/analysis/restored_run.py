@@ -13,7 +13,7 @@ from hbf.training.restore import Restored, restore
 
 @dataclasses.dataclass(frozen=True)
 class RestoredRun:
-  """The network of a run at a checkpoint, with the run's task, which opens its data.
+  """The network of a run at a checkpoint, with the task of the run, which opens the run's data.
 
   Attributes:
     workdir: the run folder.

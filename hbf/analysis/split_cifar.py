@@ -41,7 +41,7 @@ class Arm(NamedTuple):
 
   Attributes:
     model: the name of the model in a config.
-    top: number of centers of each stage 2 that respond to a token. 0: all.
+    top: number of centers that respond to a token, in each stage 2. 0: all.
   """
 
   model: str
@@ -56,7 +56,7 @@ ARMS = {
 
 
 def keep_top(count: int) -> Callable[..., Any]:
-  """Return an interceptor of Flax with which only the `count` nearest centers of each head respond to a token.
+  """Return an interceptor for `nn.intercept_methods`: only the `count` nearest centers of a head respond to a token.
 
   The responses of all other centers are 0, and so are their gradients. Centers at equal distances count as a single
   center, so more than `count` centers may respond.

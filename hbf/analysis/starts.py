@@ -219,7 +219,7 @@ class Seen(NamedTuple):
 
 
 def seen(model: ImageClassifier, params: Params, images: np.ndarray) -> Seen:
-  """Pass normalized images through the network once."""
+  """Return the arrays that the network computes from normalized images [n, height, width, channels]."""
 
   def see(batch: Any) -> Seen:
     found = capture(model, params, batch)

@@ -105,7 +105,7 @@ class Cost(NamedTuple):
   seconds: float = 0.0
 
   def plus(self, other: 'Cost', times: float = 1.0) -> 'Cost':
-    """Return the sum of this cost and a multiple of another cost."""
+    """Return this cost plus `times` times the other cost."""
     return Cost(self.operations + times * other.operations, self.seconds + times * other.seconds)
 
 
@@ -128,9 +128,10 @@ class Leg(NamedTuple):
 
 
 def run_leg(experiment: Experiment, workdir: pathlib.Path, first: int = 0, until: int | None = None) -> Leg:
-  """Begin or continue a run, and stop it when it has taken `until` steps in all. None: train until its last step.
+  """Begin or continue a run, and stop it when it has taken `until` steps in all.
 
-  `first` is the number of steps that the run in `workdir` has taken before.
+  If `until` is None, the run goes on to its last step. `first` is the number of steps that the run in `workdir` has
+  taken before.
   """
   ends: dict[int, float] = {}
   held_out: dict[int, float] = {}
@@ -180,7 +181,10 @@ def classifier(experiment: Experiment) -> ImageClassifier:
 
 
 def changed_start(arm: Arm, experiment: Experiment, folder: pathlib.Path) -> tuple[dict[str, Any], Cost]:
-  """Return the parameters with which an arm starts, and the cost of making them."""
+  """Return the parameters with which an arm starts, and the cost of making them.
+
+  For the start 'agop', a short run in `folder` gives the AGOP. The cost includes this run.
+  """
   model, params, seed = classifier(experiment), starts.initial_params(experiment), experiment.config.seed
   images, shape = read_images(experiment, SEEN), experiment.task.shape
   if arm.start != 'agop':
@@ -234,7 +238,7 @@ def changed_state(arm: Arm, before: Experiment, state: TrainState, size: int) ->
 
 
 def make_experiment(config: ConfigDict, dataset: Any = None, changes: Mapping[str, Any] | None = None) -> Experiment:
-  """Return an experiment on one device: that of a config in which the keys in `changes` have other values.
+  """Return the experiment of a config on one device. `changes` gives new values of config keys.
 
   If `dataset` is None, the experiment opens the data set that the config names.
   """

@@ -52,11 +52,11 @@ def _on_layers(name: str, reaches: Sequence[float], margins: Sequence[float], na
 
 
 def _lookup(of_prompt: bool) -> Respond:
-  """Return a function that computes the responses of a lookup of contexts: 1 to those it finds, 0 to all others.
+  """Return a function that computes the responses of a lookup: 1 for each context that an edit finds, else 0.
 
   Args:
-    of_prompt: True if the response is 1 to every context that ends with the edited context. False if it is 1 only to
-      the edited context itself.
+    of_prompt: True if an edit finds every context that ends with the edited context. False if it finds only the
+      edited context itself.
   """
 
   def respond(base: Base, edited: Observed, labels: np.ndarray, others: Observed, reach: float) -> np.ndarray:

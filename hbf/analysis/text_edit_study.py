@@ -57,7 +57,7 @@ class Split(NamedTuple):
   - 'prompt': the places of a fact's answer after its prompt,
   - 'copies': the places of the answer after a passage and the prompt, for `COPIES` passages of the split,
   - 'reworded': the places of the answer after the reworded prompt,
-  - 'controls': the places of the model's own continuations of control prompts, which have other names,
+  - 'controls': the places of the model's own continuations of prompts with other names (control prompts),
   - 'text': all places of some windows of the split.
 
   Attributes:
@@ -128,12 +128,12 @@ def passages_of(run: TextRun, split: str, seed: int) -> Passages:
 
 
 class Bases(NamedTuple):
-  """The guarded examples and the metric in each layer, for two kinds of methods.
+  """The guarded examples and the metric by layer, for two kinds of methods.
 
   Attributes:
-    text: for most methods. The guarded examples are places of the training text.
-    names: for methods with `TextMethod.names`. The guarded examples are the same places of the training text, and the
-      last tokens of prompts with invented names.
+    text: those of most methods. The guarded examples are places of the training text.
+    names: those of methods with `TextMethod.names`. The guarded examples are the same places of the training text,
+      and the last tokens of prompts with invented names.
   """
 
   text: dict[str, Base]
@@ -180,7 +180,10 @@ class Edits:
     self.responses = dict(zip(self.seen, np.split(responses, ends, axis=1), strict=True))
 
   def logits(self, facts: range) -> dict[str, np.ndarray]:
-    """Make the edits of some facts in order. Return the edited logits at their places, by the name of the places."""
+    """Make the edits of some facts in order. Return the edited logits by the name of the places.
+
+    The places are those of these facts, and all places of the text.
+    """
     own = self.split.rows('prompt', facts)
     responses, edited = self.responses['prompt'][np.ix_(own, own)], self.seen['prompt'].at(own)
     _, coefficients = coefficients_of(self.method, responses, edited, self.labels[own], self.margin, skip=False)
@@ -200,8 +203,8 @@ def scores(logits: Mapping[str, np.ndarray], split: Split, facts: range) -> dict
     facts: the indices of the facts.
 
   Returns:
-    In percent, 'prompt': share of the facts that the model writes after the prompt. 'copies': the same after a
-    passage and the prompt. 'reworded': the same after the reworded prompt. 'controls': share of the control prompts
+    In percent, 'prompt': share of the facts whose answer the model writes after the prompt. 'copies': the same after
+    a passage and the prompt. 'reworded': the same after the reworded prompt. 'controls': share of the control prompts
     whose continuation changes. 'changed': share of the places of the text whose answer changes. Not in percent,
     'bits': the loss for each token of the text, in bits.
   """
@@ -217,7 +220,7 @@ def scores(logits: Mapping[str, np.ndarray], split: Split, facts: range) -> dict
 
 
 def _written(logits: np.ndarray, split: Split, name: str, facts: range) -> np.ndarray:
-  """Return a boolean for each text: True if greedy decoding by the model gives the wanted continuation."""
+  """Return a boolean for each text of the facts: True if greedy decoding gives the wanted continuation."""
   rows, places = split.rows(name, facts), split.places[name]
   wrong = logits.argmax(axis=-1) != places.following[rows]
   return np.bincount(places.rows[rows] - facts.start * SETS[name], wrong, len(facts) * SETS[name]) == 0
@@ -261,9 +264,9 @@ def best(found: Sequence[Mapping[str, float]], most: float) -> int:
   """Return the index of the best choice of a method's options, a trial.
 
   A trial is allowed if it changes at most `most` percent of the answers in the text. The best allowed trial has the
-  greatest harmonic mean of two shares: facts written after passages, and control prompts whose continuation stays
-  (Meng et al. 2022 also compare methods by a harmonic mean). If no trial is allowed, the best one changes the fewest
-  answers.
+  greatest harmonic mean of two shares: the score 'copies', and the share of the control prompts whose continuation
+  stays, 100 − 'controls'. Meng et al. 2022 also compare methods by a harmonic mean. If no trial is allowed, the best
+  one changes the fewest answers.
 
   Args:
     found: the `scores` of each trial.

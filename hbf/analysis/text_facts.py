@@ -31,9 +31,9 @@ class Fact(NamedTuple):
 
   Attributes:
     prompt: the text before the answer.
-    reworded: another text before the answer. It has another beginning and the same end.
+    reworded: another text before the answer. It has another beginning than `prompt`, and the same end.
     answer: the continuation that the model should give.
-    controls: prompts with other names. Their continuations should not change.
+    controls: prompts with other names. Their continuations by the model should not change.
   """
 
   prompt: str

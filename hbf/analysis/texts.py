@@ -88,7 +88,9 @@ class TextRun(RestoredRun):
   def losses(self, windows: np.ndarray, params: Any = None) -> np.ndarray:
     """Return the negative log-likelihoods of all next tokens, float64 [n, T] in nats.
 
-    Arguments are as for `observe`.
+    Args:
+      windows: the result of `windows`.
+      params: parameters to use in place of the run's.
     """
     return nll(self.observe(windows, params).logits, windows)
 

@@ -92,7 +92,7 @@ def toeplitz_share(matrix: np.ndarray) -> float:
 def measure(
   workdir: pathlib.Path, checkpoint: str = 'latest', dir: str = '', root: str = ''
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-  """Return statistics of stage 1 by block, which can be written as JSON, and the result of `spatial`.
+  """Return statistics of stage 1 by block, in a form for JSON, and the result of `spatial`.
 
   For attention, the statistics are the `distances`, and the learned sigmas and position offsets. For gMLP, they are
   the `toeplitz_share`.

@@ -76,7 +76,10 @@ def silence(params: Params, block: str, units: Sequence[int]) -> Params:
 
 
 def swap(params: Params, block: str, one: int, other: int) -> Params:
-  """Return parameters in which two units exchange their coefficients. Arguments and errors are as for `rescale`."""
+  """Return parameters in which two units exchange their coefficients.
+
+  `one` and `other` are the indices of the units. The other arguments and the errors are as for `rescale`.
+  """
   pair = _checked(params, block, [one, other])
   values = coefficients(params, block)
   return with_coefficients(params, block, values.at[pair].set(values[pair[::-1]]))

@@ -43,7 +43,7 @@ class Limits:
 
   Attributes:
     bytes: the largest size of an image file.
-    seconds: the longest time for a client to send an image, and for the server to answer it.
+    seconds: the longest time for a client to send an image, and again the longest time for the server to answer it.
   """
 
   bytes: int = 10_000_000
@@ -71,7 +71,7 @@ class Refusal(JSONResponse):
   """
 
   def __init__(self, refused: Refused, linger: float):
-    """Make the answer, which is sent later.
+    """Make the answer. `__call__` sends it.
 
     Args:
       refused: the status and the reason.

@@ -24,8 +24,8 @@ def nearest_patches(
   The function takes an image, uint8 [H, W, C]. It returns a dictionary for each of these centers, with five keys:
 
   - answer: the name of the class that is the answer,
-  - center: the number of the center,
-  - vote: the center's contribution to the logit of the answer,
+  - center: the index of the center,
+  - vote: the center's contribution to the excess logit of the answer,
   - patch: a picture of the image that marks the patch with the greatest part of this contribution, as a data URL,
   - nearest: a picture of the training patches nearest to the center, as a data URL.
 

@@ -105,7 +105,8 @@ def run(application: Starlette, bound: socket.socket, seconds: float) -> None:
   Args:
     application: the application.
     bound: the socket, as returned by `listen`.
-    seconds: the longest time for a client to send the headers of a request, and for the application to answer.
+    seconds: the longest time for a client to send the headers of a request. The image and the answer may each take as
+      long again.
   """
   handler = logging.StreamHandler(sys.stderr)
   handler.setFormatter(logging.Formatter('%(asctime)s %(message)s', '%Y-%m-%d %H:%M:%S'))
