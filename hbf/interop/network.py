@@ -21,7 +21,7 @@ from hbf.nn.registry import stage_options
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-  """A network of another project.
+  """An image classifier that was trained by another project, or earlier by this one.
 
   Attributes:
     origin: the project and kind, such as "timm's ViT".
@@ -35,7 +35,7 @@ class Network:
     any_size: True if the network takes images of any size without learned positions. If it is False and `resize` is
       None, the number of patches is fixed.
     class_names: the names of the classes, in the order of the logits. (): the source does not name them.
-    targets: the kind of the outputs: 'classes', or 'labels' or 'values' for networks of this package.
+    targets: the kind of the outputs: 'classes'. Networks of this project may also have 'labels' or 'values'.
     unused: names of tensors in the file that the network does not use.
   """
 

@@ -54,7 +54,7 @@ class HyperBFAttention(CheckedModule):
       another 2 D (P + 1) operations for positions of P dimensions. With 'rotary' queries and keys are rotated by
       their positions. This needs metric identity, because its distances do not change if both vectors are rotated in
       the same way.
-    mimetic: α. The projections of queries and keys start with Wq Wkᵀ ≈ α (Z + I) for random Z, see
+    mimetic: α. The projections of queries and keys start with Wq Wkᵀ ≈ α (Z + I) for a random matrix Z, see
       `hbf.nn.projections.mimetic_init`. With α near 0.7, the initial σ suits the norms of queries and keys. 0: these
       projections start like all others.
     dtype: type of the matrix products. Parameters are float32.

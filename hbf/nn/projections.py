@@ -68,7 +68,7 @@ def mimetic_init(heads: int, strength: float) -> nn.initializers.Initializer:
 
   Args:
     heads: number of heads, a divisor of the D columns of each part.
-    strength: α = β, the factor of the random Z and of the identity I. Trockman & Kolter 2023 take 0.7.
+    strength: α = β, the factor of the random matrix Z and of the identity I. Trockman & Kolter 2023 take 0.7.
   """
   plain = nn.initializers.lecun_normal()
   if not strength:

@@ -121,7 +121,7 @@ def _without_positions(kind: str) -> OptionError:
 
 
 def append_coordinates(z: Float[Array, 'B ... d'], coordinates: Float[Array, '... C']) -> Float[Array, 'B ... e']:
-  """Append coordinates to queries or keys [B, ..., d].
+  """Append C coordinates to queries or keys [B, ..., d]. Return [B, ..., d + C].
 
   Coordinates [..., C] are the same for all examples. Coordinates [B, ..., C] differ between examples.
   """

@@ -57,7 +57,7 @@ class Distances(NamedTuple):
     return products(left, self.scale * right)
 
   def gradient(self, cotangent: Float[Array, '... N A']) -> 'Distances':
-    """Compute the float32 cotangents of all parts from the cotangent [..., N, A] of the distances."""
+    """Compute the cotangents of all five fields, float32, from the cotangent [..., N, A] of the distances."""
     if not is_short(self.points.dtype):
       # The sums over the points, which `center_norms` and `scale` need, are columns of the matrix product. Separate
       # sums would cost more.
