@@ -82,7 +82,7 @@ def read_fixed(table: Table, tensors: Tensors, config: Callable[[Mapping[str, in
 
 
 def to_module(network: Network) -> tuple[ImageClassifier, dict[str, Params]]:
-  """Return the module and the variables of a network. A network with learned positions takes images of any size."""
+  """Return the module and the variables of a network. With `network.resize`, the module takes images of any size."""
   model = build_model(ConfigDict(network.config), network.classes)
   if network.resize is not None:
     options = {field.name: getattr(model.embed, field.name) for field in dataclasses.fields(model.embed)}

@@ -34,7 +34,7 @@ class Observed(NamedTuple):
   Attributes:
     logits: the logits, [B, classes].
     points: the point of each example, [B, D]. For an image it is the mean of its tokens after the first half of the
-      blocks. For a text it is the vector of the last token in one layer of `layers_of_tokens`.
+      blocks. For the first tokens of a text it is the vector of the last of them, in one layer of `layers_of_tokens`.
     features: the input of the head, [B, F].
   """
 

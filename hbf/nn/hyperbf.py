@@ -276,7 +276,7 @@ class HyperBFCenters(CheckedModule):
     return jnp.einsum('hnd,had->hna', points, slopes) + start.astype(points.dtype)
 
   def _log_gain(self, points: jax.Array, centers: jax.Array, basis: RadialBasis) -> jax.Array:
-    """Return the logarithms [H, 1, 1] of the learned gains. With the gain, the mean response starts at 1."""
+    """Return the logarithms [H, 1, 1] of the learned gains. Times the gain, a head's mean response starts at 1."""
 
     def init(_: jax.Array) -> jax.Array:
       log_k = nearness(points, centers, basis)

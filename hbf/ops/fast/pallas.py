@@ -211,7 +211,7 @@ def _log_responses(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, Ca
 
 
 def _cotangents(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Compute the cotangents of r² and of the scale for each pair of a point and a center in a block.
+  """Compute the cotangents of r² and of the center's scale for each pair of a point and a center in a block.
 
   Also return k − k̄ of each pair, as defined in `hbf.ops.fast.sums`.
   """

@@ -239,7 +239,7 @@ def _forward(of_block: Callable[[jax.Array], Any], count: int, distances: Distan
 def _backward(
   kernel: str, count: int, distances: Distances, coefficients: jax.Array, kept: Any, pull: ResponseCotangents
 ) -> Any:
-  """Compute the cotangents of the arrays in `distances` and of the array `coefficients`, in `count` blocks of points.
+  """Compute the cotangents of the arrays in `distances` and of `coefficients`, in `count` blocks of points.
 
   `kept` has the distances that `_forward` kept, or None. `pull` is the result of `pull_back`.
   """
@@ -292,7 +292,7 @@ def _block_sums(log_k: jax.Array, coefficients: jax.Array) -> PivotedSums:
 def _block_gradient(
   kernel: str, distances: Distances, scaled: jax.Array, coefficients: jax.Array, pull: ResponseCotangents
 ) -> tuple[Distances, jax.Array]:
-  """Compute the float32 cotangents of the arrays in `distances` and of the array `coefficients`, for one block of points.
+  """Compute the float32 cotangents of the arrays in `distances` and of `coefficients`, for one block of points.
 
   The array `scaled` [..., N, A] has the values of the distances, and `pull` is the result of `pull_back`.
   """
