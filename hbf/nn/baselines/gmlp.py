@@ -38,11 +38,12 @@ class GatedMLP(CheckedModule):
     hidden: number of channels after the gate s. With gate 'split', the input Z of s has twice as many channels. This
       larger number is d_ffn in Liu et al. 2021.
     gate: the form of the gate s(Z): 'linear' for f(Z), 'additive' for Z + f(Z), 'multiplicative' for Z ⊙ f(Z), or
-      'split' for Z₁ ⊙ f(Z₂) with the halves Z₁ and Z₂ of the channels.
+      'split' for Z₁ ⊙ f(Z₂) with the halves Z₁ and Z₂ of the channels. Here f(Z) = W LayerNorm(Z) + b mixes the
+      tokens.
     attention: number of dimensions of the tiny attention that is added to f, 64 in Liu et al. 2021. 0: there is no
       attention.
     activation: a name in `hbf.nn.baselines.mlp.ACTIVATIONS`.
-    norm_epsilon: number added to the variance in the LayerNorm of f.
+    norm_epsilon: number added to the variance in the LayerNorm of f(Z) = W LayerNorm(Z) + b.
     dtype: type of the matrix products. Parameters are float32.
   """
 
