@@ -87,7 +87,7 @@ def hash_program(text: str, jaxpr: Any) -> str:
 
   Args:
     text: text of the lowered program.
-    jaxpr: the jaxpr of the program. It has the content of functions that the text names only by a number.
+    jaxpr: the jaxpr of the program. The jaxpr has the content of functions that the text names only by a number.
   """
   if _PARTITIONED.search(text):
     text = _PARTITIONED.sub(r'\1""', text) + _ADDRESS.sub('', str(jaxpr))
