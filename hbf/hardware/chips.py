@@ -49,7 +49,7 @@ class Chip:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TpuChip(Chip):
-  """A TPU. Its chips are connected in slices.
+  """A kind of TPU. Its chips are connected in slices.
 
   Attributes:
     dimensions: 2 or 3. The chips of a slice form a rectangle or a box.

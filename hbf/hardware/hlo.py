@@ -62,7 +62,7 @@ class Instruction:
     opcode: name of the operation.
     arrays: the arrays of the instruction's value. A tuple has several arrays.
     operands: names of the operands.
-    rest: the attributes as text. For a constant or a parameter, it is the text between the brackets.
+    rest: the attributes as text. For a constant or a parameter, it is the text in the brackets after the opcode.
   """
 
   name: str

@@ -44,8 +44,8 @@ def describe_programs(
     config: the config of a run.
     topology: the topology to compile for.
     text: folder to write the text of the compiled programs to. None writes no text.
-    known: an earlier result of this function. With the same versions of the packages and `text` None, unchanged
-      programs are not compiled again.
+    known: an earlier result of this function. Programs that have not changed since are not compiled again, if
+      the versions of the packages are the same and `text` is None.
 
   Returns:
     The report, ready for JSON. `docs/how-to/plan-hardware.md` explains it.
@@ -87,7 +87,7 @@ def hash_program(text: str, jaxpr: Any) -> str:
 
   Args:
     text: text of the lowered program.
-    jaxpr: the jaxpr of the program. It has the content of functions that the text names only by a number.
+    jaxpr: the jaxpr of the program. The jaxpr has the content of functions that the text names only by a number.
   """
   if _PARTITIONED.search(text):
     text = _PARTITIONED.sub(r'\1""', text) + _ADDRESS.sub('', str(jaxpr))

@@ -138,7 +138,7 @@ def _sides(chips: int, dimensions: int) -> tuple[int, ...]:
 
 
 def _require_count(name: str, chip: Chip, count: int, known: list[int]) -> None:
-  """Check that the number in a topology's name, `count`, is one of the possible numbers `known`, ascending.
+  """Check that `count`, the number in a topology's name, is in the ascending list `known` of possible numbers.
 
   Raises:
     UserError: there is no such topology. The message names the nearest ones.

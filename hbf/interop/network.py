@@ -21,7 +21,7 @@ from hbf.nn.registry import stage_options
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-  """A network of another project.
+  """An image classifier that was trained by another project, or earlier by this one.
 
   Attributes:
     origin: the project and kind, such as "timm's ViT".
@@ -35,7 +35,7 @@ class Network:
     any_size: True if the network takes images of any size without learned positions. If it is False and `resize` is
       None, the number of patches is fixed.
     class_names: the names of the classes, in the order of the logits. (): the source does not name them.
-    targets: the kind of the outputs: 'classes', or 'labels' or 'values' for networks of this package.
+    targets: the kind of the outputs: 'classes'. Networks of this project may also have 'labels' or 'values'.
     unused: names of tensors in the file that the network does not use.
   """
 
@@ -82,7 +82,7 @@ def read_fixed(table: Table, tensors: Tensors, config: Callable[[Mapping[str, in
 
 
 def to_module(network: Network) -> tuple[ImageClassifier, dict[str, Params]]:
-  """Return the module and the variables of a network. A network with learned positions takes images of any size."""
+  """Return the module and the variables of a network. With `network.resize`, the module takes images of any size."""
   model = build_model(ConfigDict(network.config), network.classes)
   if network.resize is not None:
     options = {field.name: getattr(model.embed, field.name) for field in dataclasses.fields(model.embed)}

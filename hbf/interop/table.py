@@ -32,7 +32,7 @@ class ParameterSource:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-  """All tensors of one kind of network.
+  """The sources of all parameters of one kind of network.
 
   Attributes:
     origin: the project and kind, such as "timm's ViT".
@@ -116,7 +116,7 @@ def misfits(found: Mapping[str, Shape], expected: Mapping[str, Shape], most: int
   Args:
     found: shapes of the tensors by name.
     expected: shapes of all tensors that the network needs, by name.
-    most: largest number of names that are listed as missing, as unknown, and as of a wrong shape.
+    most: largest number of names that are listed for each of the three faults.
   """
   faults = {
     'missing': [name for name in expected if name not in found],

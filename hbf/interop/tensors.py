@@ -33,7 +33,7 @@ def read(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def write(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
-  """Write float32 tensors by name.
+  """Write tensors to a file as float32 arrays with names. The ending of the path is the format of the file.
 
   Raises:
     UserError: the ending is unknown, or the file cannot be written.

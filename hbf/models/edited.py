@@ -34,7 +34,7 @@ class Observed(NamedTuple):
   Attributes:
     logits: the logits, [B, classes].
     points: the point of each example, [B, D]. For an image it is the mean of its tokens after the first half of the
-      blocks. For the first tokens of a text it is the last of these tokens, in one layer of `layers_of_tokens`.
+      blocks. For the first tokens of a text it is the vector of the last of them, in one layer of `layers_of_tokens`.
     features: the input of the head, [B, F].
   """
 
@@ -172,9 +172,9 @@ def observe_call(model: ImageClassifier, call: Callable[[], Any]) -> Observed:
 def layers_of_tokens(model: LanguageModel, call: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
   """Call `call`, which runs a language model and returns its logits. Return the logits, and the tokens by layer.
 
-  The tokens are float32 [B, N, D]. The layers are `MIDDLE` (after the first half of the blocks), `LAST` (the input of
-  stage 2 in the last block, if there is a stage 2) and `FEATURES` (the input of the head). The model must not use
-  `scan_layers` (`hbf.models.build.unrolled`).
+  The tokens are float32 [B, N, D]. The names of the layers are `MIDDLE` (after the first half of the blocks), `LAST`
+  (the input of stage 2 in the last block, if there is a stage 2) and `FEATURES` (the input of the head). The model
+  must not use `scan_layers` (`hbf.models.build.unrolled`).
   """
   depth, found = model.trunk.depth, {}
   wanted = {

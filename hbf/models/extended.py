@@ -47,9 +47,10 @@ class ExtendedClassifier(nn.Module):
 
 
 class LearnedClasses(nn.Module):
-  """The centers of C trained and N learned classes. They map logits [B, C] and features [B, F] to logits [B, N].
+  """The centers of C trained and N learned classes.
 
-  The centers and the metric are computed by `hbf.editing.learn`. They are not trained.
+  The module maps features [B, F] and logits [B, C] (of the trained classes) to logits [B, N] (of the learned
+  classes). The centers and the metric are computed by `hbf.editing.learn`. They are not trained.
 
   Attributes:
     classes: N, number of learned classes.
@@ -59,7 +60,7 @@ class LearnedClasses(nn.Module):
 
   @nn.compact
   def __call__(self, logits: Float[Array, 'B C'], features: Float[Array, 'B F']) -> Float[Array, 'B N']:
-    """Compute the logits [B, N] of the learned classes from the logits [B, C] of the trained classes and features."""
+    """Compute the logits [B, N] of the learned classes. `logits` are those of the trained classes."""
     zeros, width = nn.initializers.zeros_init(), features.shape[-1]
     trained = self.param('trained_centers', zeros, (logits.shape[-1], width))
     centers = self.param('centers', zeros, (self.classes, width))

@@ -31,7 +31,7 @@ def first_centers(config: ConfigDict, params: Any, count: int) -> tuple[ConfigDi
 
 
 def _cut_block(block: Any, count: int) -> Any:
-  """Return a block's parameters with the first `count` of the A centers. Arrays are [H, A, …] or [H, 1, A]."""
+  """Return a block's parameters with only the first `count` centers of stage 2."""
   unit = dict(block['stage2'])
   unit |= {name: unit[name][:, :count] for name in ('centers', 'coefficients', 'slopes') if name in unit}
   unit |= {

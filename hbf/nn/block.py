@@ -45,7 +45,7 @@ class Block(CheckedModule):
   layer_scale: Annotated[float, NOT_NEGATIVE] = 0.0
 
   def __post_init__(self) -> None:
-    """Replace modules by their constructors, so that Flax names the stages as parts of this block.
+    """Replace each stage that is a module by its constructor. Flax then names the stages as parts of this block.
 
     Raises:
       ValueError: a stage is neither a module nor a constructor, or a field has a value outside its range.
@@ -96,7 +96,10 @@ class Block(CheckedModule):
 
 
 def _constructor(field: str, stage: Any) -> Any:
-  """Return a constructor of modules with the options of a given module. A constructor is returned as it is."""
+  """Return a constructor of modules like `stage`, with its options. If `stage` is a constructor, return it unchanged.
+
+  `field` is the name of the stage in the message of the error: 'stage1' or 'stage2'.
+  """
   if isinstance(stage, nn.Module):
     fields = [option.name for option in dataclasses.fields(stage) if option.init]
     own = {name: getattr(stage, name) for name in fields if name not in ('parent', 'name')}

@@ -19,8 +19,9 @@ from hbf.options import one_of, whole
 class _Gated(nn.Module):
   """A gated attention: out(act(gate(x)) ⊙ f(act(values(x)))), where f(v) is attention with values v.
 
-  Gate and values have the same number of channels. This is the Gated Attention Unit (Hua et al. 2022, section 3.1)
-  with several heads. A token costs 4·D² + 6·hidden·D + 2·(D + hidden)·N operations.
+  gate, values and out are dense layers. gate(x) and values(x) have `hidden` channels each. This is the Gated
+  Attention Unit (Hua et al. 2022, section 3.1) with several heads. A token costs 4·D² + 6·hidden·D +
+  2·(D + hidden)·N operations.
 
   A subclass has two bases: this class, and then a class of attention with the method `_over_tokens`. This method is
   f.

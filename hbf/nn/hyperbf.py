@@ -54,7 +54,7 @@ class HyperBFAttention(CheckedModule):
       another 2 D (P + 1) operations for positions of P dimensions. With 'rotary' queries and keys are rotated by
       their positions. This needs metric identity, because its distances do not change if both vectors are rotated in
       the same way.
-    mimetic: α. The projections of queries and keys start with Wq Wkᵀ ≈ α (Z + I) for random Z, see
+    mimetic: α. The projections of queries and keys start with Wq Wkᵀ ≈ α (Z + I) for a random matrix Z, see
       `hbf.nn.projections.mimetic_init`. With α near 0.7, the initial σ suits the norms of queries and keys. 0: these
       projections start like all others.
     dtype: type of the matrix products. Parameters are float32.
@@ -276,7 +276,7 @@ class HyperBFCenters(CheckedModule):
     return jnp.einsum('hnd,had->hna', points, slopes) + start.astype(points.dtype)
 
   def _log_gain(self, points: jax.Array, centers: jax.Array, basis: RadialBasis) -> jax.Array:
-    """Return the logarithms [H, 1, 1] of the learned gains. With the gain, the mean response starts at 1."""
+    """Return the logarithms [H, 1, 1] of the learned gains. Times the gain, a head's mean response starts at 1."""
 
     def init(_: jax.Array) -> jax.Array:
       log_k = nearness(points, centers, basis)

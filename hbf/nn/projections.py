@@ -68,7 +68,7 @@ def mimetic_init(heads: int, strength: float) -> nn.initializers.Initializer:
 
   Args:
     heads: number of heads, a divisor of the D columns of each part.
-    strength: α = β, the factor of the random Z and of the identity I. Trockman & Kolter 2023 take 0.7.
+    strength: α = β, the factor of the random matrix Z and of the identity I. Trockman & Kolter 2023 take 0.7.
   """
   plain = nn.initializers.lecun_normal()
   if not strength:
@@ -137,7 +137,7 @@ def project_out(values: Float[Array, 'B N H d'], dtype: Any) -> Float[Array, 'B 
 def mask_and_causality(context: Context, count: int) -> tuple[Bool[Array, '...'] | None, bool]:
   """Return the attention mask of `count` tokens, and True if a causal mask must be added to it.
 
-  The mask is broadcastable to [B, H, N, N]. It is None if there is no mask.
+  The mask is broadcastable to [B, H, count, number of keys]. It is None if there is no mask.
   """
   if context.continued is not None:  # the cache's mask hides all tokens that `mask` may hide
     return cache_mask(context.continued, count), False

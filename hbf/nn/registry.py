@@ -64,7 +64,7 @@ class Bound(functools.partial):
 
 
 def stage_names(model: str) -> tuple[str, str]:
-  """Return the names of stage 1 and stage 2 of a model: a key of MODELS, or any pair as STAGE1+STAGE2.
+  """Return the names of stage 1 and stage 2. `model` is a key of MODELS, or a pair of stages as STAGE1+STAGE2.
 
   Raises:
     UserError: the model or a stage is unknown.

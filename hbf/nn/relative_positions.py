@@ -121,7 +121,7 @@ def _without_positions(kind: str) -> OptionError:
 
 
 def append_coordinates(z: Float[Array, 'B ... d'], coordinates: Float[Array, '... C']) -> Float[Array, 'B ... e']:
-  """Append coordinates to queries or keys [B, ..., d].
+  """Append C coordinates to queries or keys [B, ..., d]. Return [B, ..., d + C].
 
   Coordinates [..., C] are the same for all examples. Coordinates [B, ..., C] differ between examples.
   """
@@ -138,7 +138,7 @@ def _from_the_middle(positions: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _in_short(x: jax.Array, t: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
-  """Return coordinates of a short type, such as bfloat16, whose dot product is x·t to 16 bits or more.
+  """Return coordinates of a short type, such as bfloat16. Their dot product equals x·t to 16 bits or more.
 
   Each number is split into a sum of two short numbers, x ≈ x₁ + x₂ and t ≈ t₁ + t₂. The dot product is x₁·t₁ +
   x₂·t₁ + x₁·t₂, without the negligible x₂·t₂. So there are three times as many coordinates.

@@ -44,9 +44,10 @@ class RadialBasis:
   dot_only_dims: int = flax.struct.field(pytree_node=False, default=0)
 
   def __post_init__(self) -> None:
-    """Check the names. Sigma and beta are checked by `scale`.
+    """Check the names of the kernel, the metric and the normalization. `scale` checks sigma and beta.
 
-    They can't be checked here, because JAX also makes `RadialBasis` objects with placeholders instead of arrays.
+    Sigma and beta can't be checked here, because JAX also makes `RadialBasis` objects with placeholders instead of
+    arrays.
 
     Raises:
       UserError: a name is unknown, or the kernel does not work with the metric or the normalization.

@@ -57,7 +57,7 @@ class Distances(NamedTuple):
     return products(left, self.scale * right)
 
   def gradient(self, cotangent: Float[Array, '... N A']) -> 'Distances':
-    """Compute the float32 cotangents of all parts from the cotangent [..., N, A] of the distances."""
+    """Compute the cotangents of all five fields, float32, from the cotangent [..., N, A] of the distances."""
     if not is_short(self.points.dtype):
       # The sums over the points, which `center_norms` and `scale` need, are columns of the matrix product. Separate
       # sums would cost more.
@@ -163,7 +163,7 @@ def row_dots(a: Float[Array, '... N D'], b: Float[Array, '... N D']) -> Float[Ar
 
 
 def keep_short(function: Callable, dtype: jnp.dtype) -> Callable:
-  """Wrap a function so that, for its gradient, it stores its arguments instead of float32 copies of them.
+  """Wrap a function so that its gradient keeps the arguments in memory, not float32 copies of them.
 
   Args:
     function: a function that converts arguments of a short type, such as bfloat16, to float32.

@@ -38,8 +38,9 @@ def constrain(z: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
 def replicate(parameter: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
   """Constrain the layout of a parameter where it is used. The arguments are those of `constrain`.
 
-  If the mesh axis `data` has several shards, the gradient keeps the parameter's own layout. So no device sums the
-  whole gradient over all devices and hosts. If the axis has one shard, the gradient has the constrained layout.
+  If the mesh axis `data` has several shards, the gradient has the layout in which the parameter is stored. So no
+  device sums the whole gradient over all devices and hosts. If the axis has one shard, the gradient has the same
+  layout as the result.
   """
   # On such a mesh, a TPU's compiler would sum a gradient of the parameter's own layout in a loop over the shards,
   # which costs more traffic.

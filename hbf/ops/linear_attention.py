@@ -169,7 +169,7 @@ def _softmax(points: jax.Array, projections: jax.Array | None, sigma: jax.Array 
 
 
 def _gaussian(points: jax.Array, projections: jax.Array | None, sigma: jax.Array | float) -> Features:
-  """Compute exp(ω·z − ‖z‖²)/√m with z = x/σ. These are the features of exp(q·k), times exp(−‖z‖²/2)."""
+  """Compute exp(ω·z − ‖z‖²)/√m with z = x/σ."""
   return _random(points, projections, sigma, 1.0)
 
 

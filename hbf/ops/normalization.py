@@ -28,7 +28,7 @@ class Normalization(NamedTuple):
   """A normalization as a function of k = K / max K and the moments of k.
 
   Attributes:
-    centered: True if R = (k − k̄) · factor, False if R = k · factor.
+    centered: True if R = (k − k̄) · factor, with the mean k̄ of k over the centers. False if R = k · factor.
     factor: function of the moments, the number of centers and the log-gain. It returns the factor, [..., N, 1].
   """
 

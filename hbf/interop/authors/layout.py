@@ -116,7 +116,7 @@ def _attention_metric(m: np.ndarray, qkv: np.ndarray, scale: float = 1.0) -> np.
 
 
 def _attention_log_sigma(m: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
-  """Return log σ as an array [1, 1, 1], where 1/2σ² is the scale of the authors' attention.
+  """Return log σ as an array [1, 1, 1], where 1/2σ² is the absolute value of the scale of the authors' attention.
 
   Args:
     m: the authors' matrix M, [d, d], where d is the width of a head.

@@ -24,12 +24,12 @@ GATES = {'linear': 1, 'additive': 1, 'multiplicative': 1, 'split': 2}
 
 
 class GatedMLP(CheckedModule):
-  """The gated MLP out(s(Z)) of Z = act(in(x)): dense layers in and out, activation act, Spatial Gating Unit s.
+  """The gated MLP out(s(Z)) with Z = act(in(x)), where s is the Spatial Gating Unit (Liu et al. 2021, eq. 1 to 3).
 
-  See Liu et al. 2021, eq. 1 to 3. The option `gate` is the form of s. Every form contains f(Z) = W LayerNorm(Z) + b,
-  where a matrix W [N, N] mixes the tokens. So the number N of tokens is fixed. In a causal context W is triangular.
-  Except with gate 'linear', W starts near 0. So s(Z) starts near Z, or near the half Z₁ of Z with gate 'split'. With
-  `attention`, a tiny attention over x is added to f (aMLP, section 4.4 of the paper).
+  in and out are dense layers, and act is the activation. The option `gate` is the form of s. Every form contains
+  f(Z) = W LayerNorm(Z) + b, where a matrix W [N, N] mixes the tokens. So the number N of tokens is fixed. In a causal
+  context W is triangular. Except with gate 'linear', W starts near 0. So s(Z) starts near Z, or near the half Z₁ of Z
+  with gate 'split'. With `attention`, a tiny attention over x is added to f (aMLP, section 4.4 of the paper).
 
   With gate 'split' a token costs 6 hidden D + 2 hidden N operations. Attention of d dimensions adds 6 D d + 4 N d + 2
   d hidden operations.
@@ -43,7 +43,7 @@ class GatedMLP(CheckedModule):
     attention: number of dimensions of the tiny attention that is added to f, 64 in Liu et al. 2021. 0: there is no
       attention.
     activation: a name in `hbf.nn.baselines.mlp.ACTIVATIONS`.
-    norm_epsilon: number added to the variance in the LayerNorm of the channels that the matrix W mixes.
+    norm_epsilon: number added to the variance in the LayerNorm of f(Z) = W LayerNorm(Z) + b.
     dtype: type of the matrix products. Parameters are float32.
   """
 

@@ -43,7 +43,7 @@ class LinearAttention(CheckedModule):
 
   - 'elu', 'relu', 'exp': 8 D² + 4 m (D + H), with m = D/H.
   - 'softmax', 'gaussian': 8 D² + 4 m (D + H) + 4 m D, with m = random_features. The last term is for the features.
-  - A causal context needs 2 C (m H + D + H) more, because it works in chunks of C = min(128, N) tokens.
+  - A causal context needs 2 C (m H + D + H) more, because the sums are computed in chunks of C = min(128, N) tokens.
 
   Attributes:
     heads: H, a divisor of the tokens' width D. A head works on d = D/H dimensions.

@@ -33,7 +33,7 @@ class SoftmaxAttention(CheckedModule):
       'adaptive' add 2 C N H operations for each token, where C is the number of coordinates that
       `relative_coordinates` returns. 'adaptive' adds another 2 D (P + 1) for positions of P dimensions. 'rotary'
       rotates queries and keys by their positions.
-    mimetic: α. The projections of queries and keys start with Wq Wkᵀ ≈ α (Z + I) for random Z, see
+    mimetic: α. The projections of queries and keys start with Wq Wkᵀ ≈ α (Z + I) for a random matrix Z, see
       `hbf.nn.projections.mimetic_init`. 0: these projections start like all others.
     dtype: type of the matrix products. Parameters are float32.
   """

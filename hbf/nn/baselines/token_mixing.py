@@ -66,13 +66,13 @@ class TokenMLP(CheckedModule):
 
 
 class AveragePooling(CheckedModule):
-  """The mean of a square of patches around each patch, minus the patch (PoolFormer, Yu et al. 2022, eq. 4).
+  """The mean over a square window of patches around each patch, minus the patch (PoolFormer, Yu et al. 2022, eq. 4).
 
   Nothing is learned, and the weights of the mean do not depend on the patches. So this stage is the control for
   learned mixing. A token costs window² D operations.
 
   Attributes:
-    window: side of the square in patches, odd.
+    window: side of the square window in patches, odd.
     dtype: type of the result.
   """
 
@@ -81,10 +81,10 @@ class AveragePooling(CheckedModule):
 
   @nn.compact
   def __call__(self, tokens: Float[Array, 'B N D'], context: Context = EVALUATION) -> Float[Array, 'B N D']:
-    """Map tokens [B, N, D], a square of patches row by row, to [B, N, D].
+    """Map tokens [B, N, D], which are the patches of a square image row by row, to [B, N, D].
 
     Raises:
-      UserError: N is not a square.
+      UserError: N is not a square number.
     """
     batch, length, width = tokens.shape
     side = math.isqrt(length)

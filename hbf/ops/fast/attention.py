@@ -226,8 +226,8 @@ def is_attention(
 ) -> bool:
   """Return True if `gaussian_attention` should compute a HyperBF whose kernel is the normalized Gaussian.
 
-  Two conditions must hold. First, all centers of a head have the same sigma, and so the same `scale`. Second, the
-  responses of a head are few enough to be in memory at once (at most `_MOST_PAIRS`), or cuDNN supports the arrays.
+  Two conditions must hold. First, all centers of a head have the same sigma, and so the same `scale`. Second, a
+  head has at most `_MOST_PAIRS` responses, which fit in memory at once, or cuDNN supports the arrays.
   """
   shared_scale = scale.ndim == 0 or scale.shape[-1] == 1
   pairs = points.shape[-2] * centers.shape[-2]

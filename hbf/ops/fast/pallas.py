@@ -147,8 +147,8 @@ class _Block(NamedTuple):
 def _add_sums(kernel: str, block: _Block, sums: Any) -> Any:
   """Add the terms of a block of centers to `sums`, for a block of points. Return the new sums.
 
-  The sums are the fields of `hbf.ops.fast.sums.PivotedSums`, with the pivot last. The pivot is the mean of k_a over
-  the first block of centers.
+  The sums are the fields of `hbf.ops.fast.sums.PivotedSums`, with the pivot last. The pivot is the mean of
+  k_a = K_a / max K over the first block of centers.
   """
   log_k, _, _ = _log_responses(kernel, block)
   values, total, squares, log_peak, pivot = sums
@@ -211,7 +211,7 @@ def _log_responses(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, Ca
 
 
 def _cotangents(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Compute the cotangents of r² and of the scale for each pair of a point and a center in a block.
+  """Compute the cotangents of r² and of the center's scale for each pair of a point and a center in a block.
 
   Also return k − k̄ of each pair, as defined in `hbf.ops.fast.sums`.
   """

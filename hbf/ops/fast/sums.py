@@ -82,7 +82,7 @@ class MomentCotangents(NamedTuple):
 
 
 class ResponseCotangents(NamedTuple):
-  """The numbers from which the gradient is computed, for k_a = exp(log K_a − log_peak).
+  """The numbers from which the cotangents of all k_a = exp(log K_a − log_peak) are computed.
 
   The cotangent of k_a is given·c_a, plus the part that comes from the moments.
 
@@ -98,7 +98,7 @@ class ResponseCotangents(NamedTuple):
 
 
 def center(pivoted: PivotedSums, coefficients: Float[Array, '... A V']) -> Sums:
-  """Return the `Sums` of the responses k_a − k̄, with their mean k̄, from the sums of k_a − p with the pivot p."""
+  """Convert sums over k_a − p to `Sums`, which are over k_a − k̄. p is the pivot, and k̄ is the mean of k_a."""
   count = coefficients.shape[-2]
   offset = pivoted.total / count
   # A product, not a broadcast, is fastest on XLA's CPU backend.
@@ -110,7 +110,7 @@ def center(pivoted: PivotedSums, coefficients: Float[Array, '... A V']) -> Sums:
 
 
 def pull_back(cotangents: Sums, moments: Moments, coefficients: Float[Array, '... A V']) -> ResponseCotangents:
-  """Compute, from the cotangents of the sums, the numbers that the gradient needs."""
+  """Compute the numbers that the gradient needs, from the cotangents of the sums."""
   count = coefficients.shape[-2]
   mean_coefficients = coefficients.mean(axis=-2, keepdims=True, dtype=sum_dtype(coefficients.dtype))
   given = cotangents.values.astype(coefficients.dtype)
@@ -149,8 +149,8 @@ def unnormalized_sums(
 def _blocks(distances: Distances, coefficients: jax.Array) -> int:
   """Return the number of blocks into which the points are split.
 
-  There is a single block if A ≤ 4 (D + V), for A centers. With more centers, the responses of one block must fit in
-  memory.
+  There is a single block if A ≤ 4 (D + V), for A centers of D dimensions and coefficients of V dimensions. With more
+  centers, the responses of one block must fit in memory.
   """
   # The distances [..., N, A] of a single block are kept for the gradient, which saves a sixth of the matrix products.
   # If there are several blocks, the gradient computes the distances of each block again.
@@ -239,7 +239,7 @@ def _forward(of_block: Callable[[jax.Array], Any], count: int, distances: Distan
 def _backward(
   kernel: str, count: int, distances: Distances, coefficients: jax.Array, kept: Any, pull: ResponseCotangents
 ) -> Any:
-  """Compute the cotangents of the distances' parts and of the coefficients, in `count` blocks of points.
+  """Compute the cotangents of the arrays in `distances` and of `coefficients`, in `count` blocks of points.
 
   `kept` has the distances that `_forward` kept, or None. `pull` is the result of `pull_back`.
   """
@@ -292,7 +292,7 @@ def _block_sums(log_k: jax.Array, coefficients: jax.Array) -> PivotedSums:
 def _block_gradient(
   kernel: str, distances: Distances, scaled: jax.Array, coefficients: jax.Array, pull: ResponseCotangents
 ) -> tuple[Distances, jax.Array]:
-  """Compute the float32 cotangents of the distances' parts and of the coefficients, for one block of points.
+  """Compute the float32 cotangents of the arrays in `distances` and of `coefficients`, for one block of points.
 
   The array `scaled` [..., N, A] has the values of the distances, and `pull` is the result of `pull_back`.
   """
