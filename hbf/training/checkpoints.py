@@ -94,7 +94,7 @@ class Checkpoints:
       raise UserError(f'{self._folder} cannot be used (permission denied): see who may read and write it') from error
 
   def score(self, step: int, value: float) -> bool:
-    """Record the score of a step. Return True if it is better than the scores of all checkpoints."""
+    """Record the score of a step. Return True if it is better than that of every existing checkpoint."""
     assert self._ranking.score is not None, 'the checkpoints were opened without `ranks`'
     best = self._ranking.best(self._manager.all_steps())
     self._ranking.scores[step] = value
@@ -167,20 +167,21 @@ class Checkpoints:
     raise UserError(f'no checkpoint {which!r} in {self._folder}: use latest, best or one of {known}')
 
   def _read(self, step: int, items: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int], dict[str, Any]]:
-    """Return the metadata of a checkpoint, the saved checksums of all items by name, and the read items by name.
+    """Load items of a checkpoint. Return its metadata, the saved checksums of all its items, and the loaded items.
 
-    The caller must compare the checksums.
+    The checksums and the items are dicts by the name of the item. The caller must compare the saved checksums with
+    those of the loaded items.
 
     Args:
       step: the step of the checkpoint.
-      items: the items to read, by name: trees of arrays or shapes, with the shardings that the read arrays get.
+      items: the items to load, by name: trees of arrays or shapes, with the shardings that the loaded arrays get.
     """
     about, sums = self._about(step)
     args = {name: ocp.args.StandardRestore(_abstract(item)) for name, item in items.items()}
     return about, sums, dict(self._reader.restore(step, args=ocp.args.Composite(**args)).items())
 
   def _about(self, step: int) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return the metadata of a checkpoint, and the checksums of its items by name: {} for old checkpoints."""
+    """Return the metadata of a checkpoint, and the checksums of its items by name: none if it is old."""
     # Orbax returns empty metadata for a file that it can't read, and also reads the metadata of all arrays.
     saved = json.loads((self._folder / str(step) / '_CHECKPOINT_METADATA').read_text())['custom_metadata']
     if saved.keys() <= UNCHECKED:
@@ -193,8 +194,8 @@ class Checkpoints:
   def _as_saved(self, step: int, tree: Any, former: Any) -> Any:
     """Return `tree` with the names that its parameters have in a checkpoint. Orbax can restore only these names.
 
-    In a checkpoint of older code, some parameters may have other names. It may also have removed parameters. Then
-    return `former`, with these names.
+    In a checkpoint of older code, some parameters may have other names. If the checkpoint also has removed
+    parameters, return `former` with the names in the checkpoint.
 
     Args:
       step: the step of the checkpoint.
@@ -238,7 +239,7 @@ class Checkpoints:
     )
 
   def _set_aside(self, steps: Iterable[int]) -> dict[int, pathlib.Path]:
-    """Rename damaged checkpoints in the first process. Return their new paths, by step, to all processes."""
+    """Rename the damaged checkpoints of these steps. Return their new paths by step. All processes must call this."""
     moved = processes.on_first_process(
       lambda: [(step, str(_rename_damaged(self._folder / str(step)))) for step in steps]
     )

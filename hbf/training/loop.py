@@ -202,7 +202,7 @@ def train(
   """Train, or continue the run in the run folder, and evaluate the test split once, at the end.
 
   Args:
-    config: the config of the run, such as `hbf.get_config` returns it.
+    config: the config of the run, for example from `hbf.get_config`.
     workdir: the run folder. A missing folder is made. It holds config.json, data.json, metrics.jsonl, checkpoints/,
       predictions.npz and result.json.
     console: the Rich console that shows progress.

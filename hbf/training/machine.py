@@ -132,7 +132,7 @@ def commit() -> str | None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-  """Silence the log of absl during the context. Orbax warns there of intended behavior, and repeats its errors."""
+  """Silence the log of absl during the context. Orbax logs needless warnings, and errors that it also raises."""
   before = logging.get_verbosity()
   logging.set_verbosity(logging.FATAL)
   try:

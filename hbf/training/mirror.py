@@ -53,8 +53,8 @@ def mirrored(address: str | os.PathLike[str], console: Console, must_exist: bool
     must_exist: True to refuse an address on a bucket that has no run yet.
 
   Raises:
-    UserError: the bucket can't be used, another process has the lock, or the address holds no run where one is
-      needed, or other objects than a run.
+    UserError: the bucket can't be used, or another process has the lock. Or the address holds objects that are not
+      a run, or nothing although `must_exist` is True.
   """
   if not is_bucket(address):
     yield pathlib.Path(address).expanduser()

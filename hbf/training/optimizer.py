@@ -153,7 +153,7 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.Gradie
 
 
 def _scale(config: ConfigDict) -> optax.GradientTransformation:
-  """Return the part of the gradient transformation that gives the optimizer its name."""
+  """Return the optimizer that `config` names, without learning rate, weight decay and clipping."""
   return choose(
     'optimizer.name',
     config.name,
@@ -253,5 +253,5 @@ def _where(condition: Callable[[Rule], bool]) -> Callable[[Any], Any]:
 
 
 def _weights(params: Any) -> Any:
-  """Return True for each parameter that decays: weights, centers and coefficients."""
+  """Return a tree of booleans, True for the parameters that weight decay shrinks: weights, centers, coefficients."""
   return _where(lambda rule: rule.decay)(params)

@@ -60,7 +60,7 @@ class Answer:
   form: AnswerForm = LIKELIEST_CLASSES
 
   def to_json(self) -> dict[str, Any]:
-    """Return a dict with the path `image` and the entries of `AnswerForm.to_json`, or with `image` and `error`."""
+    """Return a dict with the path `image`, and with `error` or else the entries of `AnswerForm.to_json`."""
     if self.error:
       return {'image': self.image, 'error': self.error}
     return {'image': self.image, **self.form.to_json(self.numbers)}
@@ -145,7 +145,7 @@ def answer(classifier: Classifier, images: Sequence[str], top: int, batch_size: 
 
   Args:
     classifier: the classifier.
-    images: paths of images. If the network takes square images, they are resized as in training.
+    images: paths of images. If the network takes square images, these images are resized as in training.
     top: the largest number of classes in an answer, 1 or more. Labels and values are always answered in full.
     batch_size: the largest number of images in memory.
   """

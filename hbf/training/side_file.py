@@ -33,10 +33,10 @@ class OfCheckpoint(Protocol):
 
 
 def check_alone(path: pathlib.Path) -> None:
-  """Raise UserError if a run that gets edits has learned classes, or the other way round.
+  """Raise UserError if a run would have both edits and learned classes.
 
   Args:
-    path: the path of edits.npz or learned.npz, which the run gets. The file need not exist.
+    path: the path of edits.npz or learned.npz, the file that the run gets. It need not exist yet.
   """
   other, trouble = _OTHERS[path.name]
   if (path.parent / other).exists():
@@ -131,7 +131,7 @@ def check_checkpoint(
     average: True if they must belong to the moving average of the parameters.
 
   Raises:
-    UserError: they have another step or another `average`.
+    UserError: `step` or `average` differs from that of `stored`.
   """
   if (stored.step, stored.average) != (step, average):
     raise UserError(

@@ -151,7 +151,7 @@ def init_state(
 ) -> TrainState:
   """Return the state before the first step. Call this function inside jit.
 
-  Some initial parameters may depend on the batch, such as centers and gains.
+  Some initial parameters, such as centers and gains, may depend on the batch.
 
   Args:
     model: the network.

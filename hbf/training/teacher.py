@@ -55,7 +55,7 @@ class Teacher:
     return f'with weight {self.weight:g} and temperature {self.temperature:g}'
 
   def beside(self, data: Resident, mesh: Mesh) -> WithTeacher:
-    """Copy the teacher's parameters to the devices, sharded like a run's. Return them together with `data`.
+    """Copy the teacher's parameters to the devices, sharded like those of a run. Return them together with `data`.
 
     Raises:
       UserError: the mesh can't split the network.
