@@ -1,7 +1,6 @@
 """Checkpoints by Orbax: asynchronous and atomic. The latest ones and the best one are kept.
 
-A removed parameter is one that older code had in a network, and this code has not (`hbf.training.schema.GONE`). Old
-checkpoints have removed parameters too.
+Checkpoints of older code may have parameters that the network has no longer (`hbf.training.schema.GONE`).
 """
 
 import contextlib
@@ -181,7 +180,7 @@ class Checkpoints:
     return about, sums, dict(self._reader.restore(step, args=ocp.args.Composite(**args)).items())
 
   def _about(self, step: int) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return the metadata of a checkpoint, and the checksums of its items by name: none if it is old."""
+    """Return the metadata of a checkpoint, and its items' checksums by name, which an old checkpoint lacks."""
     # Orbax returns empty metadata for a file that it can't read, and also reads the metadata of all arrays.
     saved = json.loads((self._folder / str(step) / '_CHECKPOINT_METADATA').read_text())['custom_metadata']
     if saved.keys() <= UNCHECKED:
@@ -194,13 +193,13 @@ class Checkpoints:
   def _as_saved(self, step: int, tree: Any, former: Any) -> Any:
     """Return `tree` with the names that its parameters have in a checkpoint. Orbax can restore only these names.
 
-    In a checkpoint of older code, some parameters may have other names. If the checkpoint also has removed
-    parameters, return `former` with the names in the checkpoint.
+    In a checkpoint of older code, some parameters may have other names. If it also has parameters that
+    the network has no longer, return `former` with the names in the checkpoint.
 
     Args:
       step: the step of the checkpoint.
       tree: a tree that contains the network's parameters.
-      former: like `tree`, but with the removed parameters too. None if no parameter of the network was ever removed.
+      former: like `tree`, but also with the parameters that only older code had. None if there are none.
     """
     with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
       held = handler.metadata((self._folder / str(step) / 'params').absolute()).tree
@@ -212,8 +211,8 @@ class Checkpoints:
 
     Args:
       state: arrays or shapes, with the shardings that the restored state gets.
-      former: like `state`, but with the removed parameters too. If the checkpoint has removed parameters, they are
-        read and dropped. None if no parameter of the network was ever removed.
+      former: like `state`, but also with the parameters that only older code had. If the checkpoint has them, they
+        are loaded and dropped. None if there are none.
 
     Raises:
       UserError: no checkpoint can be read. Then nothing is renamed.
@@ -254,7 +253,7 @@ class Checkpoints:
     Args:
       step: the step of the checkpoint.
       params: arrays or shapes, with the shardings that the restored parameters get.
-      former: like `params`, but with the removed parameters too. See `restore_newest`.
+      former: like `params`, but also with the parameters that only older code had; see `restore_newest`.
       average: True to restore the average.
 
     Raises:
@@ -358,7 +357,7 @@ class _Best:
 
 @contextlib.contextmanager
 def _ending_reads() -> Iterator[None]:
-  """If Orbax fails inside the context, end its reads that still run in the background, and silence their messages."""
+  """If Orbax fails inside the context, stop the reading that still goes on in the background, without messages."""
   hook, log = sys.unraisablehook, logging.getLogger('asyncio')
   sys.unraisablehook, log.disabled = lambda _: None, True
   try:

@@ -30,7 +30,7 @@ class LearnedClass:
   Attributes:
     name: the name of the class.
     sources: the names of the images from which it was learned, such as their paths.
-    center: the mean of the features of these images, float32 [F].
+    center: the mean of these images' features, the inputs of the network's head, float32 [F].
   """
 
   name: str
@@ -46,7 +46,7 @@ class Learned:
     step: the step of the checkpoint to which the classes were added.
     average: True if they were added to the moving average of the parameters.
     metric: the matrix W, float32 [F, F]. The distance of features f from a center t is ‖W(f − t)‖.
-    trained: the centers of the B trained classes, float32 [B, F].
+    trained: the centers of the B classes of the network's own head, float32 [B, F].
     classes: the learned classes.
   """
 

@@ -1,4 +1,4 @@
-"""Run folders on a bucket: a local folder in which the run works, and a copy of it on the bucket.
+"""Run folders on a bucket: a run works in a local folder. The bucket has its files and a list of them, the manifest.
 
 The training knows only the local folder. While a run trains, a thread uploads each new checkpoint together with the
 other files of the run. The bucket has these objects:
@@ -128,7 +128,7 @@ class Mirror:
     self._interrupts = False
 
   def pull(self) -> None:
-    """Bring the local folder to the state on the bucket, and write a manifest of this state for this process's term.
+    """Bring the local folder to the state on the bucket, and write a new manifest of this state.
 
     The local folder may already have this state and newer checkpoints. Then it stays as it is. So a run that was
     killed loses nothing on this machine.
@@ -246,7 +246,7 @@ class Mirror:
     write_json(self._home / 'manifest.json', manifest)
 
   def _remove_others(self) -> None:
-    """Remove the locks and manifests of earlier terms, and the files that the manifest does not name."""
+    """Remove the locks and manifests of earlier owners, and the files that the manifest does not name."""
     kept = {_object(name, about) for name, about in self._uploaded.items()}
     terms = [name for name in self._bucket.names('terms') if int(name.split('/')[1]) < self._lock.term]
     self._bucket.remove(terms + [name for name in self._bucket.names('files') if name not in kept])

@@ -258,9 +258,9 @@ def current(stored: Mapping[str, Any], changes: tuple[Change, ...] = CHANGES) ->
 
 
 def with_gone(params: Mapping[str, Any]) -> dict[str, Any] | None:
-  """Return the shapes of the parameters that older code had for a network: those in `params` and removed ones.
+  """Return the shapes of the parameters that older code had for a network: `params`, and those in `GONE`.
 
-  `GONE` lists the removed parameters. Return None if none was removed.
+  Return None if `GONE` has no parameters of this network.
   """
   found = {name: shape for name, shape in GONE.items() if name.partition('/')[0] in params}
   if not found:

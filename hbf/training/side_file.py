@@ -29,7 +29,7 @@ class OfCheckpoint(Protocol):
 
   @property
   def average(self) -> bool:
-    """True if they belong to the moving average of the parameters."""
+    """True if the edits or classes belong to the moving average of the parameters."""
 
 
 def check_alone(path: pathlib.Path) -> None:
@@ -124,11 +124,11 @@ def check_checkpoint(
 
   Args:
     what: 'edits' or 'learned classes', for messages.
-    remedy: the command that removes them, such as 'undo', for messages.
+    remedy: the command that removes the edits or classes, such as 'undo', for messages.
     workdir: the run folder.
     stored: the edits or learned classes in the run folder.
     step: the step of the checkpoint.
-    average: True if they must belong to the moving average of the parameters.
+    average: True if `stored` must belong to the moving average of the parameters.
 
   Raises:
     UserError: `step` or `average` differs from that of `stored`.

@@ -108,9 +108,9 @@ Step = Callable[[TrainState, Resident, Batch], TrainState]
 
 
 def former_state(optimizer: optax.GradientTransformation, state: TrainState) -> TrainState | None:
-  """Return the shapes that a state had in older code, with the removed parameters (`hbf.training.schema.GONE`).
+  """Return the shapes of the state in older code, which had more parameters (`hbf.training.schema.GONE`).
 
-  Return None if no parameter of the network was ever removed.
+  Return None if older code had no other parameters in this network.
   """
   params = with_gone(state.params)
   if params is None:
