@@ -45,7 +45,7 @@ class Totals(flax.struct.PyTreeNode):
 
 
 def training_means(task: TaskLoss, totals: Totals, examples: float) -> dict[str, float]:
-  """Return the mean loss, and the percentage of correct predictions if the task counts them, by name of the score.
+  """Return scores by name: the mean loss and, if the task counts correct predictions, their percentage.
 
   Args:
     task: the task of the run.

@@ -54,7 +54,7 @@ class Stopwatch:
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
-    """Wait for the end of the recorded call. Do not count the time inside the context."""
+    """Wait for the end of the call that `add` has recorded. Do not count the time inside the context."""
     self.settle()
     yield
     self._since = None

@@ -377,7 +377,7 @@ def _stack(batches: Sequence[HostBatch], size: int) -> HostBatch:
 
 
 def _put(local: HostBatch, sharding: NamedSharding, shape: tuple[int, ...]) -> Batch:
-  """Start the transfer of this process's rows to its devices. `shape` is the shape of the global array 'index'."""
+  """Start the transfer of this process's rows to its devices. `shape` is the shape of 'index' for all processes."""
   return {
     key: jax.make_array_from_process_local_data(sharding, rows, (*shape, *rows.shape[len(shape) :]))
     for key, rows in local.items()

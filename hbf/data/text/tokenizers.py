@@ -248,8 +248,8 @@ def read_tokenizer(stored: Mapping[str, Any]) -> Tokenizer:
 def split_text(text: bytes) -> Iterator[bytes]:
   """Yield consecutive pieces of a text, whose tokens together are the tokens of the text.
 
-  A piece has at least 16 MiB. It ends with a word in ASCII, before a space or a line break. No token of any tokenizer
-  extends beyond such an end.
+  A piece has at least 16 MiB, except the last one. It ends with a word in ASCII, before a space or a line break. No
+  token of any tokenizer extends beyond such an end.
   """
   start = 0
   while start < len(text):
