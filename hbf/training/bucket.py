@@ -149,7 +149,7 @@ class Bucket:
 
 
 class LockLost(UserError):
-  """Another process has taken over the run."""
+  """An error: another process has taken over the run."""
 
 
 class Lock:

@@ -126,7 +126,7 @@ class Checkpoints:
     self._save(step, _items(state), dict(about or {}))
 
   def save_params(self, step: int, params: Any) -> None:
-    """Save parameters alone. The checkpoint can be evaluated, but no run can continue from it."""
+    """Save only the parameters of a state. The checkpoint can be evaluated, but no run can continue from it."""
     self._save(step, {'params': params}, {})
 
   def _save(self, step: int, items: Mapping[str, Any], about: Mapping[str, Any]) -> None:
@@ -193,8 +193,8 @@ class Checkpoints:
   def _as_saved(self, step: int, tree: Any, former: Any) -> Any:
     """Return `tree` with the names that its parameters have in a checkpoint. Orbax can restore only these names.
 
-    In a checkpoint of older code, some parameters may have other names. If it also has parameters that
-    the network has no longer, return `former` with the names in the checkpoint.
+    In a checkpoint of older code, some parameters may have other names. If the checkpoint has parameters that the
+    network has no longer, return `former` with the names in the checkpoint.
 
     Args:
       step: the step of the checkpoint.

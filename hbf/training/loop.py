@@ -178,7 +178,7 @@ def _evaluate(run: TrainingRun, step: int, state: TrainState) -> tuple[dict[str,
   """Evaluate and report the validation split.
 
   Returns:
-    The scores, and True if they are better than the scores of all checkpoints. None and False if the run was stopped.
+    The scores, and True if the step has a better score than every checkpoint. If the run was stopped, None and False.
   """
   with run.stopwatch.paused():
     found = evaluate_state(run.experiment, state, 'validation', run.stopped)

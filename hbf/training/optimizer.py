@@ -170,10 +170,10 @@ def _scale(config: ConfigDict) -> optax.GradientTransformation:
 
 
 def _scale_by_adafactor(momentum: float) -> optax.GradientTransformation:
-  """Return Adafactor without a learning rate, with optax's parts and constants.
+  """Return Adafactor without a learning rate, made of optax's parts and with its constants.
 
   Updates of weights, centers and coefficients are multiplied by the root mean square of the parameter. Updates of
-  other parameters are not: log σ, for example, is 0 if σ = 1, and would then hardly change.
+  other parameters are not. Otherwise log σ, for example, would hardly change if σ = 1, because it is then 0.
 
   Args:
     momentum: the decay of the average of the updates. 0: there is no average, as in most of the paper.

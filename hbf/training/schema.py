@@ -53,7 +53,7 @@ def _name_transforms(data: dict[str, Any]) -> None:
 
 
 def _state_beta(stage2: dict[str, Any]) -> None:
-  """Replace the value 'signed' of `widths`: it stood for the kernel with a free β, which `kernel` names now."""
+  """Replace the value 'signed' of `widths` by the kernel with a free β, for which it stood."""
   if stage2.get('widths') == 'signed':
     stage2.update(kernel=SIGNED, widths='centre')
 

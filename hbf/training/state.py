@@ -206,7 +206,7 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, o
 
 
 def sharpness_aware(gradient: Callable, radius: float) -> Callable:
-  """Return a function like `gradient`, which computes the gradient of SAM in place of the usual one.
+  """Return a function like `gradient` that computes the gradient of SAM in place of the usual one.
 
   `gradient` is a function (parameters, batch, key) → (values, gradient). The values are the loss, the number of
   correct predictions, and others.

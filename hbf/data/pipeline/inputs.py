@@ -82,7 +82,7 @@ class Input(abc.ABC):
   def _host_batches(
     self, order: host.Order, start: int, stop: int, rows: np.ndarray
   ) -> Generator[HostBatch, None, None]:
-    """Yield the batches start, …, stop − 1 of `order`, of each only the rows `rows`, int [n].
+    """Yield the batches start, …, stop − 1 of `order`, but only the rows `rows`, int [n], of each batch.
 
     Closing the generator stops the reading.
     """

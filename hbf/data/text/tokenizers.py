@@ -214,8 +214,8 @@ def _import_library() -> types.ModuleType:
 def _byte_of() -> dict[str, int]:
   """Return the byte that each character in a learned piece stands for.
 
-  The library `tokenizers` writes pieces as GPT-2 does: a visible byte as the character with this code point, other
-  bytes as the characters with code points from 256 on.
+  The library `tokenizers` writes pieces as GPT-2 does: a visible byte as the character with the same
+  code point, other bytes as the characters with code points from 256 on.
   """
   visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
   invisible = [byte for byte in range(256) if byte not in visible]
