@@ -199,7 +199,7 @@ class Checkpoints:
     Args:
       step: the step of the checkpoint.
       tree: a tree that contains the network's parameters.
-      former: like `tree`, but also with the parameters that only older code had. None if there are none.
+      former: like `tree`, but also with the parameters that only older code had. None if it had no others.
     """
     with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
       held = handler.metadata((self._folder / str(step) / 'params').absolute()).tree
@@ -211,8 +211,8 @@ class Checkpoints:
 
     Args:
       state: arrays or shapes, with the shardings that the restored state gets.
-      former: like `state`, but also with the parameters that only older code had. If the checkpoint has them, they
-        are loaded and dropped. None if there are none.
+      former: like `state`, but also with the parameters that only older code had. If the checkpoint has these, they
+        are loaded and dropped. None if older code had no others.
 
     Raises:
       UserError: no checkpoint can be read. Then nothing is renamed.

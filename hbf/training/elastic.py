@@ -48,8 +48,8 @@ class Roster:
   """The processes of a round.
 
   Attributes:
-    members: the indices of the processes in the first round, in increasing order. The index of a child in this round
-      is its position in this list.
+    members: the processes of this round, by their indices in the first round, in increasing order. The index of a
+      child in this round is its position in this list.
     coordinator: HOST:PORT of the first member.
     end: the reason why the run ends. '': it goes on.
   """

@@ -387,7 +387,7 @@ def _folder_name(bucket: Bucket) -> str:
 
 
 def _owner(home: pathlib.Path) -> str:
-  """Return the name of a local folder in its locks: a random text, drawn once and stored in the folder."""
+  """Return the name that a local folder has in locks: a random text, drawn once and stored in the folder."""
   path = home / 'owner.json'
   if (stored := read_json(path, 'remove it', 'owner')) is None:
     write_json(path, stored := {'owner': uuid.uuid4().hex})

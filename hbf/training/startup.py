@@ -72,8 +72,8 @@ def _check_same(config: ConfigDict, dataset: Any) -> None:
 def claimed(workdir: pathlib.Path, plan: Plan, identity: Mapping[str, Any]) -> Iterator[None]:
   """Lock the run folder, and write the plan's config and the data's identity into it.
 
-  If the folder has a config and an identity already, compare them with these. If the stored config differs only by
-  fewer epochs, it gets the plan's number of epochs (`lengthen`). Only the first process does all this.
+  If the folder has them already, check that they are equal. If the stored config differs only by fewer epochs, it
+  gets the plan's number of epochs (`lengthen`). Only the first process does all this.
   """
   with contextlib.ExitStack() as stack:
     with processes.raise_everywhere():
