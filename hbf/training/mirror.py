@@ -1,4 +1,4 @@
-"""Run folders on a bucket: a run works in a local folder. The bucket has its files and a list of them, the manifest.
+"""Run folders on a bucket: a local folder in which a run works, a copy on the bucket, and a manifest of its files.
 
 The training knows only the local folder. While a run trains, a thread uploads each new checkpoint together with the
 other files of the run. The bucket has these objects:
