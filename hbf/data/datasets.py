@@ -96,8 +96,8 @@ def _as_dataset(opened: Any, request: DataRequest) -> Dataset:
     request: the request that the function got.
 
   Raises:
-    UserError: `opened` is something else. Or it lacks a split of the request, or it has targets of another kind or
-      images of another size than the request says.
+    UserError: `opened` is something else, or it does not fit the request: a split is missing, or the kind of the
+      targets or the size of the images differs.
   """
   dataset = from_arrays(opened) if isinstance(opened, ArrayData) else opened
   if not isinstance(dataset, Dataset):

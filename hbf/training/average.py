@@ -42,7 +42,7 @@ def with_average(state: TrainState, config: ConfigDict) -> TrainState:
 
 
 def averaging(step: Step, config: ConfigDict) -> Step:
-  """Return a step that also updates the average. If the run keeps no average, return the step itself.
+  """Return a step function that also updates the average. If the run keeps no average, return `step` itself.
 
   After step t the update is average ← d_t · average + (1 − d_t) · parameters. The decay is d_t = min(d, (1 + t) / (10
   + t)), with d = `train.average`. The decay is small at the beginning, so that even in a short run the average
@@ -50,7 +50,7 @@ def averaging(step: Step, config: ConfigDict) -> Step:
   optimizer schedule_free, the average is the one that this optimizer computes.
 
   Args:
-    step: a step that `hbf.training.state.make_train_step` made.
+    step: the step function, from `hbf.training.state.make_train_step`.
     config: the config of the run.
   """
   if not _is_averaged(config):

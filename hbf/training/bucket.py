@@ -149,7 +149,7 @@ class Bucket:
 
 
 class LockLost(UserError):
-  """Another process has taken over the run."""
+  """An error: another process has taken over the run."""
 
 
 class Lock:
@@ -237,7 +237,7 @@ class Lock:
 
 
 def last_term(bucket: Bucket) -> int:
-  """Return the highest term of the run's locks. 0: nobody has locked the run yet."""
+  """Return the number of the run's newest lock, its term (see `Lock`). 0: nobody has locked the run yet."""
   return max((int(name.split('/')[1]) for name in bucket.names('terms') if name.endswith('/lock.json')), default=0)
 
 
@@ -246,7 +246,7 @@ def _name(term: int) -> str:
 
 
 def _read(bucket: Bucket, term: int) -> dict[str, Any]:
-  """Return the content of the lock of a term. {}: the lock is gone, because a higher term was taken."""
+  """Return the content of the lock with the number `term`. {}: the lock is gone, because there is a newer one."""
   content = bucket.read(_name(term))
   keys = ('owner', 'host', 'pid', 'since', 'time', 'beats', 'released')
   return {} if content is None else parse_json(content, f'{bucket.address}/{_name(term)}', CURE, *keys)
@@ -257,7 +257,7 @@ def _wait_for_end(bucket: Bucket, term: int, left: Mapping[str, Any], say: Calla
 
   Args:
     bucket: the run's objects.
-    term: the term of the lock.
+    term: the number of the lock.
     left: the content of the lock before the wait.
     say: a function that prints a text for the user.
 

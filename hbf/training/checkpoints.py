@@ -1,7 +1,6 @@
 """Checkpoints by Orbax: asynchronous and atomic. The latest ones and the best one are kept.
 
-A removed parameter is one that older code had in a network, and this code has not (`hbf.training.schema.GONE`). Old
-checkpoints have removed parameters too.
+Checkpoints of older code may have parameters that the network has no longer (`hbf.training.schema.GONE`).
 """
 
 import contextlib
@@ -94,7 +93,7 @@ class Checkpoints:
       raise UserError(f'{self._folder} cannot be used (permission denied): see who may read and write it') from error
 
   def score(self, step: int, value: float) -> bool:
-    """Record the score of a step. Return True if it is better than the scores of all checkpoints."""
+    """Record the score of a step. Return True if it is better than that of every existing checkpoint."""
     assert self._ranking.score is not None, 'the checkpoints were opened without `ranks`'
     best = self._ranking.best(self._manager.all_steps())
     self._ranking.scores[step] = value
@@ -127,7 +126,7 @@ class Checkpoints:
     self._save(step, _items(state), dict(about or {}))
 
   def save_params(self, step: int, params: Any) -> None:
-    """Save parameters alone. The checkpoint can be evaluated, but no run can continue from it."""
+    """Save only the parameters of a state. The checkpoint can be evaluated, but no run can continue from it."""
     self._save(step, {'params': params}, {})
 
   def _save(self, step: int, items: Mapping[str, Any], about: Mapping[str, Any]) -> None:
@@ -167,20 +166,21 @@ class Checkpoints:
     raise UserError(f'no checkpoint {which!r} in {self._folder}: use latest, best or one of {known}')
 
   def _read(self, step: int, items: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int], dict[str, Any]]:
-    """Return the metadata of a checkpoint, the saved checksums of all items by name, and the read items by name.
+    """Load items of a checkpoint. Return its metadata, the saved checksums of all its items, and the loaded items.
 
-    The caller must compare the checksums.
+    The checksums and the items are dicts by the name of the item. The caller must compare the saved checksums with
+    those of the loaded items.
 
     Args:
       step: the step of the checkpoint.
-      items: the items to read, by name: trees of arrays or shapes, with the shardings that the read arrays get.
+      items: the items to load, by name: trees of arrays or shapes, with the shardings that the loaded arrays get.
     """
     about, sums = self._about(step)
     args = {name: ocp.args.StandardRestore(_abstract(item)) for name, item in items.items()}
     return about, sums, dict(self._reader.restore(step, args=ocp.args.Composite(**args)).items())
 
   def _about(self, step: int) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return the metadata of a checkpoint, and the checksums of its items by name: {} for old checkpoints."""
+    """Return the metadata of a checkpoint, and its items' checksums by name, which an old checkpoint lacks."""
     # Orbax returns empty metadata for a file that it can't read, and also reads the metadata of all arrays.
     saved = json.loads((self._folder / str(step) / '_CHECKPOINT_METADATA').read_text())['custom_metadata']
     if saved.keys() <= UNCHECKED:
@@ -193,13 +193,13 @@ class Checkpoints:
   def _as_saved(self, step: int, tree: Any, former: Any) -> Any:
     """Return `tree` with the names that its parameters have in a checkpoint. Orbax can restore only these names.
 
-    In a checkpoint of older code, some parameters may have other names. It may also have removed parameters. Then
-    return `former`, with these names.
+    In a checkpoint of older code, some parameters may have other names. If the checkpoint has parameters that the
+    network has no longer, return `former` with the names in the checkpoint.
 
     Args:
       step: the step of the checkpoint.
       tree: a tree that contains the network's parameters.
-      former: like `tree`, but with the removed parameters too. None if no parameter of the network was ever removed.
+      former: like `tree`, but also with the parameters that only older code had. None if it had no others.
     """
     with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
       held = handler.metadata((self._folder / str(step) / 'params').absolute()).tree
@@ -211,8 +211,8 @@ class Checkpoints:
 
     Args:
       state: arrays or shapes, with the shardings that the restored state gets.
-      former: like `state`, but with the removed parameters too. If the checkpoint has removed parameters, they are
-        read and dropped. None if no parameter of the network was ever removed.
+      former: like `state`, but also with the parameters that only older code had. If the checkpoint has these, they
+        are loaded and dropped. None if older code had no others.
 
     Raises:
       UserError: no checkpoint can be read. Then nothing is renamed.
@@ -238,7 +238,7 @@ class Checkpoints:
     )
 
   def _set_aside(self, steps: Iterable[int]) -> dict[int, pathlib.Path]:
-    """Rename damaged checkpoints in the first process. Return their new paths, by step, to all processes."""
+    """Rename the damaged checkpoints of these steps. Return their new paths by step. All processes must call this."""
     moved = processes.on_first_process(
       lambda: [(step, str(_rename_damaged(self._folder / str(step)))) for step in steps]
     )
@@ -253,7 +253,7 @@ class Checkpoints:
     Args:
       step: the step of the checkpoint.
       params: arrays or shapes, with the shardings that the restored parameters get.
-      former: like `params`, but with the removed parameters too. See `restore_newest`.
+      former: like `params`, but also with the parameters that only older code had; see `restore_newest`.
       average: True to restore the average.
 
     Raises:
@@ -357,7 +357,7 @@ class _Best:
 
 @contextlib.contextmanager
 def _ending_reads() -> Iterator[None]:
-  """If Orbax fails inside the context, end its reads that still run in the background, and silence their messages."""
+  """If Orbax fails inside the context, stop the reading that still goes on in the background, without messages."""
   hook, log = sys.unraisablehook, logging.getLogger('asyncio')
   sys.unraisablehook, log.disabled = lambda _: None, True
   try:

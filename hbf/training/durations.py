@@ -12,7 +12,7 @@ from hbf.options import DURATION_PATTERN
 
 @dataclasses.dataclass(frozen=True)
 class Clock:
-  """The length of a run, its epochs and its steps.
+  """The length of a run in steps, epochs and examples.
 
   Attributes:
     examples: the number of examples in the training split. An epoch has this number of examples.
@@ -66,7 +66,7 @@ class Clock:
     return round(self.to_examples(what, duration) / self.batch_size)
 
   def every(self, what: str, duration: str) -> 'Every':
-    """Return the steps at which an event is due that repeats after each `duration`. See `to_examples`.
+    """Return the steps at which an event is due if it repeats after each `duration`. See `to_examples`.
 
     Raises:
       UserError: the text is not a duration, or the duration is zero.

@@ -18,7 +18,7 @@ def write_edits(workdir: pathlib.Path, edits: Edits | None) -> None:
   """Write or replace the file atomically. If there are no edits, remove the file.
 
   Raises:
-    UserError: the file can't be written, or the run has learned classes.
+    UserError: the file can't be written, or the run has classes that `hbf learn` added.
   """
   path = workdir / FILE
   if not edits:
@@ -86,7 +86,7 @@ def edits_of(workdir: pathlib.Path, step: int, average: bool) -> Edits:
     average: True if the edits must belong to the moving average of the parameters.
 
   Raises:
-    UserError: the run has no edits, or they have another step or another `average`.
+    UserError: the run has no edits, or `step` or `average` differs from that of the edits.
   """
   edits = edits_if_any(workdir, step, average)
   if edits is None:
@@ -98,7 +98,7 @@ def edits_if_any(workdir: pathlib.Path, step: int, average: bool) -> Edits | Non
   """Return what `edits_of` returns, or None if the run has no edits.
 
   Raises:
-    UserError: the edits have another step or another `average`.
+    UserError: `step` or `average` differs from that of the edits.
   """
   edits = read_edits(workdir)
   if edits is not None:

@@ -1,10 +1,10 @@
-"""Elastic runs: if a run of several processes loses one, the others go on from its last checkpoint.
+"""Elastic runs: if a process is lost, the supervisors of the other processes start a new round of child processes.
 
-JAX cannot replace a process, and it ends all processes if one is lost. So each process of an elastic run has a
-supervisor, which starts the ordinary command as its child. If children end because a process is lost, a new round
-begins: the supervisors that are left agree on its processes, and start new children. They agree through files in the
-run folder. R is the number of a round. P is the index of a process in the command that the user gave. In later
-rounds, the child of this process may have a lower index.
+The new round goes on from the run's last checkpoint. JAX cannot replace a process, and it ends all processes if one
+is lost. So each process of an elastic run has a supervisor, which starts the ordinary command as its child. If
+children end because a process is lost, a new round begins: the supervisors that are left agree on its processes, and
+start new children. They agree through files in the run folder. R is the number of a round. P is the index of a
+process in the command that the user gave. In later rounds, the child of this process may have a lower index.
 
 - elastic/P/.lock: the supervisor of process P locks this file while it lives.
 - elastic/P/R.json: process P takes part in round R.
@@ -48,7 +48,8 @@ class Roster:
   """The processes of a round.
 
   Attributes:
-    members: the indices P of the processes, in increasing order. The position in this list is the child's index.
+    members: the processes of this round, by their indices in the first round, in increasing order. The index of a
+      child in this round is its position in this list.
     coordinator: HOST:PORT of the first member.
     end: the reason why the run ends. '': it goes on.
   """
@@ -65,8 +66,9 @@ def choose_roster(members: Sequence[int], present: Mapping[int, str], newer: boo
   next round: all members are present, and the last round has saved no checkpoint.
 
   Args:
-    members: the indices P of the processes of the last round.
-    present: HOST:PORT of each process that is there for the next round, by P. There is at least one.
+    members: the `members` of the last round's roster.
+    present: HOST:PORT of each process that is there for the next round, by its index in the first round. There is at
+      least one.
     newer: True if the run has saved a checkpoint in the last round.
     busy: True if a process still holds the lock of the run folder.
   """
@@ -87,9 +89,9 @@ class Supervisor:
 
   Attributes:
     workdir: the run folder.
-    process: the index P of this process.
+    process: the index of this process in the first round.
     host: the host name or address by which the other processes reach this one.
-    launch: function that starts a child.
+    launch: a function (coordinator, number of processes, index) → child, which starts a child.
     received: the signals to this process. A signal handler appends to this list.
   """
 
@@ -100,7 +102,9 @@ class Supervisor:
   received: list[int] = dataclasses.field(default_factory=list)
 
   def run(self, coordinator: str, processes: int) -> int:
-    """Run a child in each round, until a child ends for another reason than a lost process. Return its exit status.
+    """Run one child after another, one in each round. Return the exit status of the last child.
+
+    The last child is the first one that ends for another reason than a lost process.
 
     Args:
       coordinator: HOST:PORT of process 0 in the first round.
@@ -156,7 +160,7 @@ class Supervisor:
     """Agree with the other processes on the roster of a new round, and return it. Return None after a signal.
 
     Args:
-      members: the indices of the processes of the last round.
+      members: the `members` of the last round's roster.
       number: the number of the new round.
       before: the step of the newest checkpoint at the start of the last round.
 
@@ -206,7 +210,7 @@ class Supervisor:
     return self._folder / str(process) / f'{number}.json'
 
   def _newest_round(self) -> int:
-    """Return the highest round number R among the files in `elastic/`. 0 if there is none."""
+    """Return the highest number of a round for which `elastic/` has a file. 0 if there is none."""
     return _highest(path.stem for path in self._folder.rglob('*.json'))
 
   def _newest_checkpoint(self) -> int:
@@ -267,7 +271,7 @@ def end_with_supervisor() -> None:
 
 
 def _launch_again(coordinator: str, processes: int, process: int) -> 'subprocess.Popen[Any]':
-  """Start the command of this process again, without --elastic. The arguments replace the values of its flags."""
+  """Start the command of this process again, without --elastic and with the arguments as values of its flags."""
   # If a flag is given twice, the last one counts.
   flags = ['--noelastic', f'--coordinator={coordinator}', f'--processes={processes}', f'--process={process}']
   # A session of its own: Ctrl-C reaches the child only through the supervisor, once.

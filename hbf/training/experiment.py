@@ -260,9 +260,10 @@ def make_objective(config: ConfigDict, task: Task, teacher: Teacher | None = Non
 def make_evaluator(
   config: ConfigDict, task: Task, model: nn.Module, mesh: Mesh, copies: Copies | None = None
 ) -> Evaluator:
-  """Return the evaluator of a network. It averages the outputs for the copies of an example, if `copies` is given.
+  """Return the function that measures the scores of `model` on a split.
 
-  Its batch size is `evaluate.batch_size`, rounded up to a multiple of the number of shards of a batch.
+  If `copies` is given, the network's outputs for changed copies of an image are averaged. The batch size is
+  `evaluate.batch_size`, rounded up to a multiple of the number of shards.
   """
   size = -(-config.evaluate.batch_size // batch_shares(mesh)) * batch_shares(mesh)
   return Evaluator(task, model, size, replicated(mesh), copies)

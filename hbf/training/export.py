@@ -49,7 +49,7 @@ Logits = Callable[[Mapping[str, Any], Images], jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class TrainedClassifier:
-  """A trained network of a task on images.
+  """A trained network for images.
 
   Attributes:
     about: the description of the classifier, as in an exported folder's config.json (docs/how-to/export.md). Its keys
@@ -223,7 +223,7 @@ def read_about(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def load_program(folder: pathlib.Path) -> Callable[[Images], jax.Array]:
-  """Return the function of an exported folder, from uint8 images [b, H, W, C] to float32 logits [b, classes].
+  """Return a function from uint8 images [b, H, W, C] to float32 logits [b, classes], from an exported folder.
 
   b may differ between calls. The function runs the exported program, so later changes of this package do not change
   its results.
@@ -254,7 +254,7 @@ def load_model(folder: pathlib.Path) -> tuple[nn.Module, dict[str, Any], dict[st
   config.json.
 
   Raises:
-    UserError: see `read_about`. Also: a file is missing or damaged, or its parameters do not fit the model.
+    UserError: see `read_about`. Also: a file is missing or damaged, or the parameters do not fit the model.
   """
   about = read_about(folder)
   try:

@@ -30,7 +30,7 @@ class LearnedClass:
   Attributes:
     name: the name of the class.
     sources: the names of the images from which it was learned, such as their paths.
-    center: the mean of the features of these images, float32 [F].
+    center: the mean of these images' features, the inputs of the network's head, float32 [F].
   """
 
   name: str
@@ -46,7 +46,7 @@ class Learned:
     step: the step of the checkpoint to which the classes were added.
     average: True if they were added to the moving average of the parameters.
     metric: the matrix W, float32 [F, F]. The distance of features f from a center t is ‖W(f − t)‖.
-    trained: the centers of the B trained classes, float32 [B, F].
+    trained: the centers of the B classes of the network's own head, float32 [B, F].
     classes: the learned classes.
   """
 
@@ -160,7 +160,7 @@ def learned_of(workdir: pathlib.Path, step: int, average: bool) -> Learned:
     average: True if the classes must belong to the moving average of the parameters.
 
   Raises:
-    UserError: the run has no learned classes, or they have another step or another `average`.
+    UserError: the run has no learned classes, or `step` or `average` differs from that of the classes.
   """
   learned = learned_if_any(workdir, step, average)
   if learned is None:
@@ -172,7 +172,7 @@ def learned_if_any(workdir: pathlib.Path, step: int, average: bool) -> Learned |
   """Return what `learned_of` returns, or None if the run has no learned classes.
 
   Raises:
-    UserError: the learned classes have another step or another `average`.
+    UserError: `step` or `average` differs from that of the learned classes.
   """
   learned = read_learned(workdir)
   if learned is not None:
@@ -181,7 +181,7 @@ def learned_if_any(workdir: pathlib.Path, step: int, average: bool) -> Learned |
 
 
 def refuse_learned(workdir: pathlib.Path, what: str) -> None:
-  """Raise UserError if a run has learned classes. The message says that the flag `what` works only without them."""
+  """Raise UserError if a run has any learned classes. The message says not to use flag `what` with them."""
   if (workdir / FILE).exists():
     raise UserError(f'{workdir} has learned classes, and {what} is for the trained ones: give --nolearned too')
 

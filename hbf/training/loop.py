@@ -178,7 +178,7 @@ def _evaluate(run: TrainingRun, step: int, state: TrainState) -> tuple[dict[str,
   """Evaluate and report the validation split.
 
   Returns:
-    The scores, and True if they are better than the scores of all checkpoints. None and False if the run was stopped.
+    The scores, and True if the step has a better score than every checkpoint. If the run was stopped, None and False.
   """
   with run.stopwatch.paused():
     found = evaluate_state(run.experiment, state, 'validation', run.stopped)
@@ -202,7 +202,7 @@ def train(
   """Train, or continue the run in the run folder, and evaluate the test split once, at the end.
 
   Args:
-    config: the config of the run, such as `hbf.get_config` returns it.
+    config: the config of the run, for example from `hbf.get_config`.
     workdir: the run folder. A missing folder is made. It holds config.json, data.json, metrics.jsonl, checkpoints/,
       predictions.npz and result.json.
     console: the Rich console that shows progress.

@@ -20,7 +20,7 @@ PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'tensorflow-da
 
 
 def compute_deterministically() -> None:
-  """Make XLA compute the same bits in every run on a GPU, more slowly. Call this before a device is used.
+  """Make XLA compute the same bits in every run on a GPU, at a lower speed. Call this before a device is used.
 
   It sets a flag of XLA. The flag excludes additions in varying order, and kernels that are chosen by timing. CPUs
   need no flag.
@@ -132,7 +132,7 @@ def commit() -> str | None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-  """Silence the log of absl during the context. Orbax warns there of intended behavior, and repeats its errors."""
+  """Silence the log of absl during the context. Orbax logs needless warnings, and errors that it also raises."""
   before = logging.get_verbosity()
   logging.set_verbosity(logging.FATAL)
   try:

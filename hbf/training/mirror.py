@@ -1,4 +1,4 @@
-"""Run folders on a bucket: a local folder in which the run works, and a copy of it on the bucket.
+"""Run folders on a bucket: a local folder in which a run works, a copy on the bucket, and a manifest of its files.
 
 The training knows only the local folder. While a run trains, a thread uploads each new checkpoint together with the
 other files of the run. The bucket has these objects:
@@ -53,8 +53,8 @@ def mirrored(address: str | os.PathLike[str], console: Console, must_exist: bool
     must_exist: True to refuse an address on a bucket that has no run yet.
 
   Raises:
-    UserError: the bucket can't be used, another process has the lock, or the address holds no run where one is
-      needed, or other objects than a run.
+    UserError: the bucket can't be used, or another process has the lock. Or the address holds objects that are not
+      a run, or nothing although `must_exist` is True.
   """
   if not is_bucket(address):
     yield pathlib.Path(address).expanduser()
@@ -128,7 +128,7 @@ class Mirror:
     self._interrupts = False
 
   def pull(self) -> None:
-    """Bring the local folder to the state on the bucket, and write a manifest of this state for this process's term.
+    """Bring the local folder to the state on the bucket, and write a new manifest of this state.
 
     The local folder may already have this state and newer checkpoints. Then it stays as it is. So a run that was
     killed loses nothing on this machine.
@@ -246,7 +246,7 @@ class Mirror:
     write_json(self._home / 'manifest.json', manifest)
 
   def _remove_others(self) -> None:
-    """Remove the locks and manifests of earlier terms, and the files that the manifest does not name."""
+    """Remove the locks and manifests of earlier owners, and the files that the manifest does not name."""
     kept = {_object(name, about) for name, about in self._uploaded.items()}
     terms = [name for name in self._bucket.names('terms') if int(name.split('/')[1]) < self._lock.term]
     self._bucket.remove(terms + [name for name in self._bucket.names('files') if name not in kept])
@@ -387,7 +387,7 @@ def _folder_name(bucket: Bucket) -> str:
 
 
 def _owner(home: pathlib.Path) -> str:
-  """Return the name under which a local folder takes locks: a random text, drawn once and stored in the folder."""
+  """Return the name that a local folder has in locks: a random text, drawn once and stored in the folder."""
   path = home / 'owner.json'
   if (stored := read_json(path, 'remove it', 'owner')) is None:
     write_json(path, stored := {'owner': uuid.uuid4().hex})

@@ -153,7 +153,7 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.Gradie
 
 
 def _scale(config: ConfigDict) -> optax.GradientTransformation:
-  """Return the part of the gradient transformation that gives the optimizer its name."""
+  """Return the optimizer that `config` names, without learning rate, weight decay and clipping."""
   return choose(
     'optimizer.name',
     config.name,
@@ -170,10 +170,10 @@ def _scale(config: ConfigDict) -> optax.GradientTransformation:
 
 
 def _scale_by_adafactor(momentum: float) -> optax.GradientTransformation:
-  """Return Adafactor without a learning rate, with optax's parts and constants.
+  """Return Adafactor without a learning rate, made of optax's parts and with its constants.
 
   Updates of weights, centers and coefficients are multiplied by the root mean square of the parameter. Updates of
-  other parameters are not: log σ, for example, is 0 if σ = 1, and would then hardly change.
+  other parameters are not. Otherwise log σ, for example, would hardly change if σ = 1, because it is then 0.
 
   Args:
     momentum: the decay of the average of the updates. 0: there is no average, as in most of the paper.
@@ -253,5 +253,5 @@ def _where(condition: Callable[[Rule], bool]) -> Callable[[Any], Any]:
 
 
 def _weights(params: Any) -> Any:
-  """Return True for each parameter that decays: weights, centers and coefficients."""
+  """Return a tree of booleans, True for the parameters that weight decay shrinks: weights, centers, coefficients."""
   return _where(lambda rule: rule.decay)(params)

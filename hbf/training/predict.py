@@ -60,7 +60,10 @@ class Answer:
   form: AnswerForm = LIKELIEST_CLASSES
 
   def to_json(self) -> dict[str, Any]:
-    """Return a dict with the path `image` and the entries of `AnswerForm.to_json`, or with `image` and `error`."""
+    """Return a dict with the path `image` and the entries of `AnswerForm.to_json`.
+
+    If the image can't be read, the dict has only `image` and `error`.
+    """
     if self.error:
       return {'image': self.image, 'error': self.error}
     return {'image': self.image, **self.form.to_json(self.numbers)}
@@ -145,7 +148,7 @@ def answer(classifier: Classifier, images: Sequence[str], top: int, batch_size: 
 
   Args:
     classifier: the classifier.
-    images: paths of images. If the network takes square images, they are resized as in training.
+    images: paths of images. If the network takes square images, these images are resized as in training.
     top: the largest number of classes in an answer, 1 or more. Labels and values are always answered in full.
     batch_size: the largest number of images in memory.
   """
@@ -193,7 +196,7 @@ def read_image(path: str, shape: Sequence[int], content: bytes | None = None) ->
 def to_table(answers: Sequence[Answer]) -> str:
   """Return the answers as a Markdown table: a row for each image.
 
-  If the answers are classes, a row has the likeliest class first. If they are labels or values, each has a column.
+  If the answers are classes, a row has the likeliest class first. Else each label or value has a column.
   """
   form, names = answers[0].form, [name for name, _ in answers[0].numbers]
   if form.ranked:

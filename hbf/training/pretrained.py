@@ -97,7 +97,7 @@ def _write_checkpoint(weights: pathlib.Path, step: int, folder: pathlib.Path) ->
 
 
 def store(workdir: pathlib.Path, folder: pathlib.Path, about: str) -> None:
-  """Store a finished run as a model, in a new folder with the files that the module's first lines list.
+  """Store a finished run as a model in a new folder: its weights, config, data.json and result, and a model card.
 
   Args:
     workdir: the folder of a finished run.

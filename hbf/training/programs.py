@@ -21,7 +21,7 @@ def make_init(plan: Plan, objective: Objective) -> Init:
 
   The function has three arguments. `resident` has the examples that lie in device memory
   (`hbf.data.pipeline.inputs`). `stack` has several batches, stacked along a new first axis. `given` has parameters
-  that replace random ones. Parameters that are not given may depend on the first batch, such as centers.
+  that replace random ones. Some of the other parameters, such as centers, may depend on the first batch.
   """
 
   def init(resident: Resident, stack: Batch, given: Mapping[str, Any]) -> TrainState:

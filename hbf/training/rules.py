@@ -26,8 +26,8 @@ class Rule:
       'tensor'. None if there is no such axis.
     matrices: the number of matrices side by side in the last two axes of a parameter, such as 3 in the kernel
       [D, 3·D] of queries, keys and values. Muon updates each matrix separately. 0: Muon does not update the
-      parameter. `BESIDE_OUT`: the number of columns of this kernel, divided by the number of rows of the kernel
-      `out` in the same module. This is 2 in a gated MLP, and 1 in other MLPs.
+      parameter. `BESIDE_OUT`: the number of columns of the parameter, divided by the number of rows of the
+      kernel `out` in the same module. This is 2 in a gated MLP, and 1 in other MLPs.
   """
 
   names: str

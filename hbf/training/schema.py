@@ -53,7 +53,7 @@ def _name_transforms(data: dict[str, Any]) -> None:
 
 
 def _state_beta(stage2: dict[str, Any]) -> None:
-  """Replace the value 'signed' of `widths`: it stood for the kernel with a free β, which `kernel` names now."""
+  """Replace the value 'signed' of `widths` by the kernel with a free β, for which it stood."""
   if stage2.get('widths') == 'signed':
     stage2.update(kernel=SIGNED, widths='centre')
 
@@ -258,9 +258,9 @@ def current(stored: Mapping[str, Any], changes: tuple[Change, ...] = CHANGES) ->
 
 
 def with_gone(params: Mapping[str, Any]) -> dict[str, Any] | None:
-  """Return the shapes of the parameters that older code had for a network: those in `params` and removed ones.
+  """Return the shapes of the parameters that older code had for a network: `params`, and those in `GONE`.
 
-  `GONE` lists the removed parameters. Return None if none was removed.
+  Return None if `GONE` has no parameters of this network.
   """
   found = {name: shape for name, shape in GONE.items() if name.partition('/')[0] in params}
   if not found:

@@ -29,14 +29,14 @@ class OfCheckpoint(Protocol):
 
   @property
   def average(self) -> bool:
-    """True if they belong to the moving average of the parameters."""
+    """True if the edits or classes belong to the moving average of the parameters."""
 
 
 def check_alone(path: pathlib.Path) -> None:
-  """Raise UserError if a run that gets edits has learned classes, or the other way round.
+  """Raise UserError if a run would have both edits and learned classes.
 
   Args:
-    path: the path of edits.npz or learned.npz, which the run gets. The file need not exist.
+    path: the path of edits.npz or learned.npz, the file that the run gets. It need not exist yet.
   """
   other, trouble = _OTHERS[path.name]
   if (path.parent / other).exists():
@@ -124,14 +124,14 @@ def check_checkpoint(
 
   Args:
     what: 'edits' or 'learned classes', for messages.
-    remedy: the command that removes them, such as 'undo', for messages.
+    remedy: the command that removes the edits or classes, such as 'undo', for messages.
     workdir: the run folder.
     stored: the edits or learned classes in the run folder.
     step: the step of the checkpoint.
-    average: True if they must belong to the moving average of the parameters.
+    average: True if `stored` must belong to the moving average of the parameters.
 
   Raises:
-    UserError: they have another step or another `average`.
+    UserError: `step` or `average` differs from that of `stored`.
   """
   if (stored.step, stored.average) != (step, average):
     raise UserError(

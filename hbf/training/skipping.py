@@ -16,7 +16,7 @@ def with_skips(state: TrainState, config: ConfigDict) -> TrainState:
 
 
 def skipping(step: Step, config: ConfigDict) -> Step:
-  """Return a step that leaves the state as it was if the new state has a number that is not finite.
+  """Return a step function that leaves the state as it was if the new state has a number that is not finite.
 
   Up to `optimizer.skip` consecutive steps are skipped. A skipped step still counts as a step of the run, so that the
   next batch is another one. Its loss is not in the totals, and the schedule of the learning rate does not go on.
@@ -24,8 +24,8 @@ def skipping(step: Step, config: ConfigDict) -> Step:
   not finite either, the run ends as diverged.
 
   Args:
-    step: a step of `hbf.training.average.averaging`.
-    config: the config of the run. If `optimizer.skip` is 0, the step itself is returned.
+    step: a step function, from `hbf.training.average.averaging`.
+    config: the config of the run. If `optimizer.skip` is 0, `step` itself is returned.
   """
   # `optax.apply_if_finite` looks at the gradient only. An overflow inside the optimizer would stay in its moments.
   limit = config.optimizer.skip

@@ -70,10 +70,10 @@ def _check_same(config: ConfigDict, dataset: Any) -> None:
 
 @contextlib.contextmanager
 def claimed(workdir: pathlib.Path, plan: Plan, identity: Mapping[str, Any]) -> Iterator[None]:
-  """Lock the run folder in the first process. Write the plan's config and the data's identity there, or compare them.
+  """Lock the run folder, and write the plan's config and the data's identity into it.
 
-  If the run in the folder has fewer epochs than the plan, and nothing else differs, it gets those of the plan
-  (`lengthen`).
+  If the folder has them already, check that they are equal. If the stored config differs only by fewer epochs, it
+  gets the plan's number of epochs (`lengthen`). Only the first process does all this.
   """
   with contextlib.ExitStack() as stack:
     with processes.raise_everywhere():

@@ -45,7 +45,7 @@ class Totals(flax.struct.PyTreeNode):
 
 
 def training_means(task: TaskLoss, totals: Totals, examples: float) -> dict[str, float]:
-  """Return the mean loss, and the percentage of correct predictions if the task counts them, by name of the score.
+  """Return scores by name: the mean loss and, if the task counts correct predictions, their percentage.
 
   Args:
     task: the task of the run.
@@ -108,9 +108,9 @@ Step = Callable[[TrainState, Resident, Batch], TrainState]
 
 
 def former_state(optimizer: optax.GradientTransformation, state: TrainState) -> TrainState | None:
-  """Return the shapes that a state had in older code, with the removed parameters (`hbf.training.schema.GONE`).
+  """Return the shapes of the state in older code, which had more parameters (`hbf.training.schema.GONE`).
 
-  Return None if no parameter of the network was ever removed.
+  Return None if older code had no other parameters in this network.
   """
   params = with_gone(state.params)
   if params is None:
@@ -151,7 +151,7 @@ def init_state(
 ) -> TrainState:
   """Return the state before the first step. Call this function inside jit.
 
-  Some initial parameters may depend on the batch, such as centers and gains.
+  Some initial parameters, such as centers and gains, may depend on the batch.
 
   Args:
     model: the network.
@@ -206,7 +206,7 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, o
 
 
 def sharpness_aware(gradient: Callable, radius: float) -> Callable:
-  """Return a function like `gradient`, which computes the gradient of SAM in place of the usual one.
+  """Return a function like `gradient` that computes the gradient of SAM in place of the usual one.
 
   `gradient` is a function (parameters, batch, key) → (values, gradient). The values are the loss, the number of
   correct predictions, and others.

@@ -30,7 +30,7 @@ class Stopwatch:
     self._waiter = futures.ThreadPoolExecutor(1)
 
   def begin(self) -> None:
-    """Start the time of a call, unless the end of the previous call has already started it."""
+    """Start to time a call, unless this has already begun at the end of the previous call."""
     if self._since is None:
       self._since = self._now()
 
@@ -54,7 +54,7 @@ class Stopwatch:
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
-    """Wait for the end of the recorded call. Do not count the time inside the context."""
+    """Wait for the end of the call that `add` has recorded. Do not count the time inside the context."""
     self.settle()
     yield
     self._since = None

@@ -55,7 +55,7 @@ class Teacher:
     return f'with weight {self.weight:g} and temperature {self.temperature:g}'
 
   def beside(self, data: Resident, mesh: Mesh) -> WithTeacher:
-    """Copy the teacher's parameters to the devices, sharded like a run's. Return them together with `data`.
+    """Copy the teacher's parameters to the devices, sharded like those of a run. Return them together with `data`.
 
     Raises:
       UserError: the mesh can't split the network.
@@ -151,7 +151,7 @@ def _fault(network: Trained, name: str, task: Task) -> str:
 
 
 def _same_classes(theirs: tuple[str, ...], ours: tuple[str, ...]) -> bool:
-  """Return True if the classes are the same. A data set without names numbers its classes from 0."""
+  """Return True if the names are equal. If one side has the names 0, 1, …, compare only how many there are."""
   numbers = tuple(map(str, range(len(ours))))
   return theirs == ours or (len(theirs) == len(ours) and numbers in (theirs, ours))
 

@@ -1,6 +1,6 @@
 """The health of the units of stage 2 during training: values for the log, and warnings.
 
-A unit is faulty if it is dead, constant or doubled (`hbf.evaluation.unit_health`).
+`hbf.evaluation.unit_health` defines dead, constant and doubled units.
 """
 
 from collections.abc import Callable, Mapping
@@ -59,7 +59,7 @@ def make_unit_report(experiment: Experiment, stack: Batch) -> UnitReport | None:
 
 
 def _shares(responses: jax.Array) -> dict[str, jax.Array]:
-  """Return the percentage of units of a block with each fault, from the responses [M, U] of U units to M tokens."""
+  """Return the percentages of dead, constant and doubled units of a block, from responses [M tokens, U units]."""
   health = unit_health(responses)
   faults = {**health._asdict(), 'doubled': doubled(correlations(responses))}
   return {name: 100 * jnp.mean(fault) for name, fault in faults.items()}
@@ -80,7 +80,7 @@ class UnitWarnings:
     """Return a line of warning for each block that needs one.
 
     Args:
-      shares: percentages of faulty units, by block and by fault, see `make_unit_report`.
+      shares: the percentages of dead, constant and doubled units, by block and by kind; see `make_unit_report`.
     """
     lines = []
     for block, faults in shares.items():

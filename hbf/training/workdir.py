@@ -292,7 +292,10 @@ def _other_data(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
 
 
 def _brief(value: Any, other: Any) -> str:
-  """Describe a value that differs from `other`. For a list, name the items that `other` lacks, or else all."""
+  """Describe a value that differs from `other`.
+
+  If both are lists, name the items that `other` lacks. If it lacks none, name all items of `value`.
+  """
   if isinstance(value, list) and isinstance(other, list):
     shown = [str(part) for part in value if part not in other] or list(map(str, value))
     return ', '.join(shown[:5]) + (f' and {len(shown) - 5} more' if len(shown) > 5 else '')
@@ -419,7 +422,9 @@ def check_keys(value: Mapping[str, Any], source: object, cure: str, keys: Sequen
 
 
 def check_kinds(value: Any, source: object, cure: str, /, **kinds: type | tuple[type, ...]) -> None:
-  """Check that a JSON value is an object, and has the keys `kinds` with values of these types; see `check_keys`.
+  """Check that a JSON value is an object. For each key in `kinds`, it must have a value of the given type.
+
+  See `check_keys` for the other arguments.
 
   Raises:
     UserError: the value is not an object, or a key is missing or has a value of another type.

@@ -104,7 +104,7 @@ def _move(number: jax.Array, magnitude: jax.Array, sign: jax.Array, size: geomet
 
 
 def recolor(drawn: Drawn, image: jax.Array, space: Space) -> jax.Array:
-  """Apply those drawn operations that change colors to an image, one after another."""
+  """Change the colors of an image by those drawn operations that change colors, one after another."""
   for number, magnitude, sign in zip(*drawn, strict=True):
     image = color.operate(
       image,

@@ -15,7 +15,7 @@ _CHARACTERS = 1_115_394
 
 
 class TinyShakespeare(base.FromArchive, tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
-  """Forty thousand lines of Shakespeare's plays, collected by Karpathy (2015)."""
+  """A builder of forty thousand lines of Shakespeare's plays, collected by Karpathy (2015)."""
 
   VERSION = tfds.core.Version('1.0.0')
 

@@ -167,7 +167,10 @@ def checked(
 def _checked_classes(
   stored: Mapping[str, Any], images: Mapping[str, np.ndarray], class_names: Sequence[str] | None
 ) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
-  """Return the names of the classes, and the class of each image by split, int64 [N]."""
+  """Return the names of the classes, and the class of each image by split, int64 [N].
+
+  `stored` has the user's classes by split.
+  """
   names = None if class_names is None else _names(class_names)
   y_train = _class_numbers('y_train', stored['train'], 'x_train', images['train'], names)
   names = tuple(map(str, range(int(y_train.max()) + 1))) if names is None else names
@@ -181,7 +184,10 @@ def _checked_classes(
 def _checked_vectors(
   stored: Mapping[str, Any], images: Mapping[str, np.ndarray], class_names: Sequence[str] | None
 ) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
-  """Return the names of K labels or values, and the targets by split: labels uint8, or values float32, [N, K]."""
+  """Return the names of K labels or values, and the targets by split: labels uint8, or values float32, [N, K].
+
+  `stored` has the user's labels or values by split.
+  """
   width = np.shape(stored['train'])[1]
   names = tuple(map(str, range(width))) if class_names is None else _names(class_names, least=1)
   if len(names) != width:

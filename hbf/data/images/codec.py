@@ -126,9 +126,9 @@ class _Span(NamedTuple):
 
   @classmethod
   def of(cls, offset: int, size: int, resized: int, side: int) -> Self:
-    """Return the interval that becomes a given part of an axis that is resized from `side` to `resized` pixels.
+    """Return the interval of an axis that becomes the pixels `offset`, …, `offset` + `size` − 1 of the resized axis.
 
-    The part has `size` pixels and begins at pixel `offset` of the resized axis.
+    The axis has `side` pixels before and `resized` pixels after the resizing.
     """
     scale = side / resized
     start, stop = offset * side / resized, (offset + size) * side / resized

@@ -42,7 +42,7 @@ class EncodedSource(abc.ABC):
 
   @abc.abstractmethod
   def facts(self) -> Iterable[bytes]:
-    """Return facts about all examples, as bytes: facts that are quick to find, such as the sizes of files."""
+    """Return as bytes some facts about all examples that are quick to find, such as the sizes of files."""
 
   def decode(self, index: int) -> np.ndarray:
     """Return a decoded image, uint8 [height, width, 3]."""

@@ -125,7 +125,7 @@ def found_or_prepared(name: str, directory: str, download: bool) -> epath.Path:
     download: True to allow a download.
 
   Raises:
-    UserError: the data set is unknown, or it is not prepared, and preparing it would need TensorFlow or a download
+    UserError: the data set is unknown. Or it is not prepared, and to prepare it would need TensorFlow or a download
       that is not allowed. The message says what to do.
   """
   if folder := prepared.find(name, directory):

@@ -59,7 +59,7 @@ def check(where: str, form: str, found: Sequence[str], used: Mapping[str, str]) 
 
 
 def find_shards(request: DataRequest, ending: str) -> dict[str, tuple[str, ...]]:
-  """Return the sorted paths of the files of each split that the request names, SPLIT.ENDING or SPLIT-*.ENDING.
+  """Return the sorted paths of the files SPLIT.ENDING or SPLIT-*.ENDING, for each split that the request names.
 
   The files are in the folder `root` of the request. If it has none, they are in its subfolder `data`.
 

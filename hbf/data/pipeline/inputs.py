@@ -82,7 +82,7 @@ class Input(abc.ABC):
   def _host_batches(
     self, order: host.Order, start: int, stop: int, rows: np.ndarray
   ) -> Generator[HostBatch, None, None]:
-    """Yield the batches start, …, stop − 1 of `order`, of each only the rows `rows`, int [n].
+    """Yield the batches start, …, stop − 1 of `order`, but only the rows `rows`, int [n], of each batch.
 
     Closing the generator stops the reading.
     """
@@ -377,7 +377,7 @@ def _stack(batches: Sequence[HostBatch], size: int) -> HostBatch:
 
 
 def _put(local: HostBatch, sharding: NamedSharding, shape: tuple[int, ...]) -> Batch:
-  """Start the transfer of this process's rows to its devices. `shape` is the shape of the global array 'index'."""
+  """Start the transfer of this process's rows to its devices. `shape` is the shape of 'index' for all processes."""
   return {
     key: jax.make_array_from_process_local_data(sharding, rows, (*shape, *rows.shape[len(shape) :]))
     for key, rows in local.items()

@@ -16,7 +16,7 @@ import numpy as np
 def permutation(seed: int, epoch: int, examples: int) -> np.ndarray:
   """Return a pseudo-random permutation of range(examples), int32 [examples]. It depends on the arguments only.
 
-  Equal calls return the same array, which is read-only.
+  Calls with equal arguments return the same array object, which is read-only.
   """
   # NumPy's `Generator.permutation` may differ between versions. The raw numbers of Philox do not.
   generator = np.random.Philox(key=np.array([seed % 2**64, epoch], np.uint64))

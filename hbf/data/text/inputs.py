@@ -141,7 +141,7 @@ def _draw_starts(seed: int, step: int, index: jax.Array, tokens: int, length: in
 
 
 def _draw_on_host(seed: int, step: int, index: np.ndarray, source: Text) -> np.ndarray:
-  """Return the positions, int64 [B], at which the windows `index` [B] begin in a step; see `shifted_windows`.
+  """Return the positions, int64 [B], at which the windows `index` [B] of a step begin; see `shifted_windows`.
 
   The CPU draws them, because an accelerator would first finish the steps that wait in its queue.
   """

@@ -214,8 +214,8 @@ def _import_library() -> types.ModuleType:
 def _byte_of() -> dict[str, int]:
   """Return the byte that each character in a learned piece stands for.
 
-  The library `tokenizers` writes pieces as GPT-2 does: a visible byte as the character with this code point, other
-  bytes as the characters with code points from 256 on.
+  The library `tokenizers` writes pieces as GPT-2 does: a visible byte as the character with the same
+  code point, other bytes as the characters with code points from 256 on.
   """
   visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
   invisible = [byte for byte in range(256) if byte not in visible]
@@ -248,8 +248,8 @@ def read_tokenizer(stored: Mapping[str, Any]) -> Tokenizer:
 def split_text(text: bytes) -> Iterator[bytes]:
   """Yield consecutive pieces of a text, whose tokens together are the tokens of the text.
 
-  A piece has at least 16 MiB. It ends with a word in ASCII, before a space or a line break. No token of any tokenizer
-  extends beyond such an end.
+  A piece has at least 16 MiB, except the last one. It ends with a word in ASCII, before a space or a line break. No
+  token of any tokenizer extends beyond such an end.
   """
   start = 0
   while start < len(text):
