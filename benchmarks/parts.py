@@ -147,7 +147,7 @@ def main() -> None:
   found = rows(operation_times(trainer), instruction_traffic(trainer.step.as_text()), counts, rate, bandwidth)
   speed = f'{rate / 1e9:,.0f} GFLOP/s, {bandwidth / 1e9:,.1f} GB/s'
   step_ms = 1e3 * statistics.median(seconds['step'])
-  title = f'Train step of {options.config}, {batch} images, {step_ms:,.0f} ms; rates {speed}'
+  title = f'Train step of {options.config}, {batch} images, {step_ms:,.0f} ms; the device reaches {speed}'
   report('parts', title, found, options.out)
 
 

@@ -171,7 +171,7 @@ class Ridge(Method):
   def added(self, features: np.ndarray, new: np.ndarray, sigma: float) -> np.ndarray:
     """Return the values [n, E] of E units, one at each new image, for features [n, F].
 
-    By default there are no such units, and the result is [n, 0]. `new` has the features of the new images, [E, F].
+    In this base class there are none, and the result is [n, 0]. `new` has the features of the new images, [E, F].
     `sigma` is used only by units that are Gaussians.
     """
     del new, sigma

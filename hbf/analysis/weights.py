@@ -50,10 +50,10 @@ def attention_weights(model: ImageClassifier | LanguageModel, params: Any, input
 
 
 def _probes(values: jax.Array) -> jax.Array:
-  """Return P arrays, stacked as [P, B, N, H, e], that take the place of the values [B, N, H, e].
+  """Return P = 1 + ⌈N/e⌉ arrays, stacked as [P, B, N, H, e], to be used in place of the values [B, N, H, e].
 
-  P is 1 + ⌈N/e⌉. The first array is 0. Each later array gives one-hot vectors to e of the N tokens, and 0 to all
-  other tokens.
+  With one-hot values, the output of attention shows the weights. The first array is 0, so its output is the
+  contribution of learned keys. Each later array has one-hot vectors for e of the N tokens, and 0 for the others.
   """
   batch, length, heads, width = values.shape
   count = -(-length // width)

@@ -276,7 +276,7 @@ class HyperBFCenters(CheckedModule):
     return jnp.einsum('hnd,had->hna', points, slopes) + start.astype(points.dtype)
 
   def _log_gain(self, points: jax.Array, centers: jax.Array, basis: RadialBasis) -> jax.Array:
-    """Return the logarithms [H, 1, 1] of the learned gains. Times the gain, a head's mean response starts at 1."""
+    """Return the logarithms [H, 1, 1] of the gains. At first, a gain is the inverse of its head's mean response."""
 
     def init(_: jax.Array) -> jax.Array:
       log_k = nearness(points, centers, basis)
@@ -285,7 +285,7 @@ class HyperBFCenters(CheckedModule):
     return self.param('log_gain', init)
 
   def _coefficients(self, at_init: Callable[[], jax.Array], dimensions: int, dtype: Any) -> jax.Array:
-    """Return the learned coefficients [H, A, dimensions]. The responses `at_init()` determine their initial size."""
+    """Return the learned coefficients [H, A, dimensions]. The responses `at_init()` set their initial scale."""
 
     def init(key: jax.Array) -> jax.Array:
       power = jnp.mean(jnp.sum(at_init() ** 2, axis=(0, 2)))

@@ -29,8 +29,8 @@ def make_schedule(config: ConfigDict, clock: Clock) -> optax.Schedule:
   factor that depends on the held-out scores (`hbf.training.plateau`).
 
   Raises:
-    UserError: the schedule is unknown, or its parts do not fit into the run. Or it never falls to a minimum rate, but
-      the config has one.
+    UserError: the schedule is unknown, or its parts do not fit into the run, or the config has a minimum rate that
+      this schedule does not use.
   """
   warmup, last = (clock.to_steps(f'optimizer.{key}', config[key]) for key in ('warmup', 'decay'))
   peak, rest = config.learning_rate, max(clock.steps - warmup, 1)

@@ -21,7 +21,10 @@ REFERENCES = ('AdamW', 'Muon')  # arms to which the others are compared
 
 
 def table(measured: Mapping[str, Any]) -> str:
-  """Return a Markdown table with a row for each arm. A cell lists the values of the seeds, or has their mean."""
+  """Return a Markdown table with a row for each arm.
+
+  The two columns of operations in a run have means over the seeds. All other columns list the values of the seeds.
+  """
   rows, seeds = measured['rows'], sorted({row['seed'] for row in measured['rows']})
   header = (
     'arm',

@@ -59,7 +59,7 @@ class FolderSource(EncodedSource):
     codec.check_file(self.paths[index])
 
   def facts(self) -> Iterator[bytes]:
-    """Yield target, name and number of bytes of every file."""
+    """Yield for each file its target, its name and its size, as bytes, for the fingerprint of the data."""
     parts = [self.paths[i : i + _PART] for i in range(0, len(self.paths), _PART)]
     with futures.ThreadPoolExecutor(THREADS) as pool:
       sizes = itertools.chain.from_iterable(pool.map(_sizes, parts))

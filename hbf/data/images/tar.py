@@ -61,7 +61,7 @@ class TarSource(EncodedSource):
       super().check_one(index)
 
   def facts(self) -> Iterator[bytes]:
-    """Yield class, name and number of bytes of every image."""
+    """Yield for each image its class, its name and its size, as bytes, for the fingerprint of the data."""
     for label, name, size in zip(self.labels, self.names, self.spans[:, 2], strict=True):
       yield f'{label} {name} {size}'.encode()
 
