@@ -115,9 +115,10 @@ class PatchEmbedding(CheckedModule):
 
 
 class Whitening(nn.Module):
-  """A frozen linear map of patches to uncorrelated channels of variance 1 and to the negatives of these channels.
+  """A frozen linear map of windows of 3×3 pixels to uncorrelated channels and to the negatives of these channels.
 
-  The map is computed from the images seen at initialization (Jordan 2024, section 3.2). A learned bias is added.
+  The windows are those of the stem's first convolution (`neighborhoods`). The map is computed from the images seen at
+  initialization, so that the channels have variance 1 (Jordan 2024, section 3.2). A learned bias is added.
 
   Attributes:
     dtype: type of the matrix product. Parameters are float32.
@@ -126,31 +127,31 @@ class Whitening(nn.Module):
   dtype: Any = jnp.float32
 
   @nn.compact
-  def __call__(self, patches: Float[Array, 'B rows columns K']) -> Float[Array, 'B rows columns 2*K']:
-    """Map patches [B, rows, columns, K] to [B, rows, columns, 2 K]."""
+  def __call__(self, windows: Float[Array, 'B rows columns K']) -> Float[Array, 'B rows columns 2*K']:
+    """Map windows [B, rows, columns, K] to [B, rows, columns, 2 K]."""
     # Once the parameter exists, Flax uses the initializer for its shape only, so one image is enough. In a program
     # for any number of images, this number is unknown.
-    seen = patches if self.is_initializing() else patches[:1]
+    seen = windows if self.is_initializing() else windows[:1]
     kernel = jax.lax.stop_gradient(self.param('whitening', lambda _: whitening(seen)))
     bias = self.param('bias', nn.initializers.zeros_init(), kernel.shape[1:])
-    flat = patches.reshape(-1, patches.shape[-1]).astype(self.dtype)
+    flat = windows.reshape(-1, windows.shape[-1]).astype(self.dtype)
     z = flat @ kernel.astype(self.dtype) + bias.astype(self.dtype)
-    return z.reshape(*patches.shape[:-1], -1)
+    return z.reshape(*windows.shape[:-1], -1)
 
 
-def whitening(patches: Float[Array, 'B rows columns K']) -> Float[Array, 'K 2*K']:
-  """Return the matrix of `Whitening`: K columns that whiten patches, then the negatives of these columns.
+def whitening(windows: Float[Array, 'B rows columns K']) -> Float[Array, 'K 2*K']:
+  """Return the matrix of `Whitening`: K columns that whiten windows, then the negatives of these columns.
 
-  Each column is an eigenvector of the patches' matrix of second moments, divided by √(eigenvalue + 5·10⁻⁴).
+  Each of the K columns is an eigenvector of the windows' matrix of second moments, divided by √(eigenvalue + 5·10⁻⁴).
 
   Args:
-    patches: [B, rows, columns, K]. Patches in the first row or column contain zeros from outside the image, and are
-      left out.
+    windows: the windows of 3×3 pixels of B images, [B, rows, columns, K]. Windows in the first row or column contain
+      zeros from outside the image, and are left out.
 
   Returns:
     [K, 2 K], float32.
   """
-  flat = patches[:, 1:, 1:].reshape(-1, patches.shape[-1]).astype(jnp.float32)
+  flat = windows[:, 1:, 1:].reshape(-1, windows.shape[-1]).astype(jnp.float32)
   moments = jnp.matmul(flat.T, flat, precision='highest') / flat.shape[0]
   variances, vectors = jnp.linalg.eigh(moments)
   scaled = vectors * jax.lax.rsqrt(jnp.maximum(variances, 0) + _LEAST_VARIANCE)

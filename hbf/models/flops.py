@@ -61,11 +61,11 @@ ARITHMETIC: Costs = {
 def count_flops(function: Callable, *args: Any, costs: Costs = ARITHMETIC) -> int:
   """Count the floating-point operations of a call with these arguments (arrays or shapes).
 
-  A product or convolution that sums over k numbers takes 2k operations for each output. Any other arithmetic, such as
-  an exponential or a sum, takes one operation for each number. Moves, comparisons, conversions and integer arithmetic
-  take no operations. A loop counts as often as it runs, or once if the number of runs is unknown. A condition counts
-  as its most expensive branch. `jax.lax.platform_dependent` counts as its default branch. A Pallas kernel counts as
-  its cost estimate, which leaves out the padding of its blocks.
+  A product or convolution that sums over k numbers takes 2k operations for each output. Arithmetic on single numbers,
+  such as an exponential, takes one operation for each output. A sum or a maximum takes one for each input. Moves,
+  comparisons, conversions and integer arithmetic take no operations. A loop counts as often as it runs, or once if
+  the number of runs is unknown. A condition counts as its most expensive branch. `jax.lax.platform_dependent` counts
+  as its default branch. A Pallas kernel counts as its cost estimate, which leaves out the padding of its blocks.
 
   Args:
     function: a function of arrays.

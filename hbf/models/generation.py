@@ -71,7 +71,7 @@ def generate(
   The tokens drawn for a prompt depend only on the seed, the prompt and its index in `prompts`.
 
   Args:
-    model: a causal model, with any stages.
+    model: a causal model.
     variables: variables of the model.
     prompts: tokens of each prompt. A prompt has at least one token.
     count: largest number of tokens to write after each prompt.
@@ -83,8 +83,8 @@ def generate(
     The tokens that follow each prompt, int32.
 
   Raises:
-    UserError: the model is not causal, a prompt plus `count` tokens is longer than the model's length, or a prompt is
-      empty or has tokens outside the vocabulary.
+    UserError: the model is not causal, there is no prompt, `count` is below 1, or a prompt is wrong. A wrong prompt
+      is empty, has tokens outside the vocabulary, or is longer than the model's length if `count` tokens are added.
   """
   _check(model, prompts, count)
   return _generate(model, variables, prompts, count, sampling, jax.random.key(seed), stop)

@@ -40,8 +40,8 @@ class HyperBFAttention(CheckedModule):
     metric: the metric of every head, see `hbf.ops.distances`.
     rank: number of rows of W for metric low_rank. Other metrics do not use it.
     sigma_per: 'layer' or 'head': each layer or each head learns one σ. 'fixed': σ keeps its initial value.
-    sigma_scale: the initial σ² is this number times √d (times √rank for metric low_rank). If the number is near 1,
-      q·k/σ² starts with order 1.
+    sigma_scale: the initial σ² is this number times √d, or times √rank for metric low_rank. If the number is near 1,
+      the products q·k/σ² are of order 1 at first.
     qk_norm: True to scale queries and keys to norm 1. The initial σ² is then divided by d.
     memory: m, the number of learned centers of a head. The centers are additional keys, and their learned
       coefficients c are additional values: y = (Σ_keys K v + Σ_centers K c) / (Σ_keys K + Σ_centers K). 0: there are
@@ -164,8 +164,8 @@ class HyperBFCenters(CheckedModule):
     rank: number of rows of W for metric low_rank. Other metrics do not use it.
     sigma_per: 'layer', 'head' or 'center': each layer, each head or each center learns one σ (one β for kernel
       'signed_gaussian'). 'fixed': σ or β keeps its initial value.
-    sigma_scale: the initial σ² is this number times √d (times √rank for metric low_rank). If the number is near 1,
-      x·t/σ² starts with order 1.
+    sigma_scale: the initial σ² is this number times √d, or times √rank for metric low_rank. If the number is near 1,
+      the products x·t/σ² are of order 1 at first.
     normalize_inputs: True to scale points and centers to norm 1. The initial σ² is then divided by d. A center then
       cannot move away from all tokens at once.
     norm_affine: True if the block's LayerNorm before this stage has a scale and a bias. A learned metric can
@@ -184,9 +184,9 @@ class HyperBFCenters(CheckedModule):
       initialization. 'kmeans': k-means centers of these tokens.
     coefficients_scale: root mean square of the stage's output at initialization.
     nested: True to train the first centers to work without the others too (`hbf.models.nested`; after nested dropout,
-      Rippel et al. 2014). In training, all centers respond to half of the images. To each other image only the first
-      n centers respond, where n is random and log n is uniform. The option needs all responses in memory, and a
-      random key 'dropout' in training.
+      Rippel et al. 2014). In training, every image is given all centers with probability 1/2, and else only the first
+      n centers, where n is random and log n is uniform. The option needs all responses in memory, and a random key
+      'dropout' in training.
     implementation: a name in `hbf.ops.fast.choice.IMPLEMENTATIONS`.
     dtype: type of the matrix products. Parameters are float32.
   """
@@ -311,7 +311,10 @@ class HyperBFCenters(CheckedModule):
     check_heads(dimensions, self.heads)
 
   def _first_centers(self, images: int, length: int) -> jax.Array:
-    """Draw n for every image. Return booleans [B N, A], True for the first n centers at each token of the image."""
+    """Draw a number n for every image, as option `nested` says. Return booleans [B N, A].
+
+    At each of the `length` tokens of an image, they are True for the first n centers.
+    """
     # Half of the exponents are clipped to 1, which keeps all centers.
     exponent = jnp.minimum(2 * jax.random.uniform(self.make_rng('dropout'), (images, 1)), 1.0)
     return jnp.repeat(jnp.arange(self.centers) < self.centers**exponent, length, axis=0)

@@ -51,7 +51,10 @@ def learned_sigma(params: Mapping[str, Any]) -> jax.Array | None:
 
 
 def mean_sigmas(params: Mapping[str, Any]) -> dict[str, dict[str, jax.Array]]:
-  """Return the mean of each stage's learned σ, by block and stage. {} for a network without σ."""
+  """Return the mean of each stage's learned σ, by block and stage, for the log of a run.
+
+  Blocks and stages without a learned σ are left out.
+  """
   found: dict[str, dict[str, jax.Array]] = {}
   for block, stages in params.items():
     for stage, of_stage in stages.items() if block.startswith('block') else ():

@@ -131,7 +131,10 @@ def append_coordinates(z: Float[Array, 'B ... d'], coordinates: Float[Array, '..
 
 
 def _from_the_middle(positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Return floats [N, 1] that are 1 for tokens with a position and else 0, and positions [N, P] minus their mean."""
+  """Return floats [N, 1], 1 for tokens with a position and else 0, and the positions [N, P] minus their mean.
+
+  Differences of positions stay the same. The numbers become smaller, and so do their rounding errors.
+  """
   placed = ~jnp.isnan(positions).any(axis=-1, keepdims=True)
   middle = jnp.where(placed, positions, 0).sum(axis=0) / jnp.maximum(placed.sum(), 1)
   return placed.astype(jnp.float32), jnp.where(placed, positions - middle, 0)

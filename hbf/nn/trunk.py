@@ -94,7 +94,7 @@ class Trunk(CheckedModule):
       raise OptionError(f'merge={self.merge} {wrong}', merge=self.merge)
 
   def _merged(self, tokens: jax.Array, context: Context, grid: tuple[int, int]) -> tuple[jax.Array, Context]:
-    """Merge tokens [B, N, D] to [B, N/4, 2D]. Return the merged tokens and their context."""
+    """Merge tokens [B, N, D] to [B, N/4, 2D]. Return the merged tokens, and the context with their positions."""
     (rows, columns), (batch, _, width) = (grid[0] // 2, grid[1] // 2), tokens.shape
     squares = tokens.reshape(batch, rows, 2, columns, 2, width).swapaxes(2, 3).reshape(-1, 4 * width)
     normed = nn.LayerNorm(self.norm_epsilon, self.dtype, name=f'norm_merge{self.merge}')(squares)

@@ -44,7 +44,7 @@ class RadialBasis:
   dot_only_dims: int = flax.struct.field(pytree_node=False, default=0)
 
   def __post_init__(self) -> None:
-    """Check the names of the kernel, the metric and the normalization. `scale` checks sigma and beta.
+    """Check the names of the kernel, the metric and the normalization. The method `scale` checks sigma and beta.
 
     Sigma and beta can't be checked here, because JAX also makes `RadialBasis` objects with placeholders instead of
     arrays.
@@ -76,7 +76,7 @@ class RadialBasis:
     """Return the factor that multiplies r²: 1/2σ², or β for kernel `SIGNED`.
 
     Args:
-      dtype: type of the points. The factor has the type in which their products are summed (`sum_dtype`).
+      dtype: type of the points. The factor has the type `sum_dtype(dtype)`.
 
     Raises:
       UserError: sigma or beta is missing, is out of range, or belongs to another kernel.

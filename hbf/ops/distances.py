@@ -163,7 +163,7 @@ def row_dots(a: Float[Array, '... N D'], b: Float[Array, '... N D']) -> Float[Ar
 
 
 def keep_short(function: Callable, dtype: jnp.dtype) -> Callable:
-  """Wrap a function so that its gradient keeps the arguments in memory, not float32 copies of them.
+  """Wrap a function so that it keeps its arguments in memory for the gradient, not float32 copies of them.
 
   Args:
     function: a function that converts arguments of a short type, such as bfloat16, to float32.

@@ -57,7 +57,7 @@ def responses(
 def nearness(
   points: Float[Array, '... N D'], centers: Float[Array, '... A D'], basis: RadialBasis
 ) -> Float[Array, '... N A']:
-  """Compute log K(s), float32 [..., N, A].
+  """Compute how near each point is to each center: log K(s), float32 [..., N, A].
 
   For a kernel in `hbf.ops.kernels.DIRECT`, compute the depth b − s = (ρ² − r²) / 2σ² instead.
   """

@@ -54,7 +54,8 @@ def replicate(parameter: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
 def interleave_shards(columns: jax.Array, parts: int) -> jax.Array:
   """Reorder columns [..., parts · W] so that every shard along the mesh axis `tensor` has columns of each part.
 
-  In the original order, the W columns of a part are neighbors, and a shard would have columns of few parts.
+  In the original order, the W columns of a part are neighbors. A shard would have columns of few parts, and
+  `split_parts` would move columns between devices.
   """
   count = shares(TENSOR)
   if count == 1 or columns.shape[-1] % (parts * count):

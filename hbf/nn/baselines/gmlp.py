@@ -77,7 +77,7 @@ class GatedMLP(CheckedModule):
     return out.reshape(tokens.shape)
 
   def _over_tokens(self, gating: jax.Array, context: Context) -> jax.Array:
-    """Compute f(Z) = W `gating` + b, where `gating` [B, N, hidden] is LayerNorm(Z)."""
+    """Compute f = W `gating` + b, where `gating` [B, N, hidden] is the input of f after LayerNorm."""
     near_zero, gates = nn.initializers.normal(1e-6), self.gate in ('multiplicative', 'split')
     count, length = gating.shape[1], most_tokens(gating, context)
     spatial = TokenDense(

@@ -54,7 +54,7 @@ class LinearAttention(CheckedModule):
       exp(‖q + k‖²/√d)/m, where ‖q + k‖² grows with d. So wide heads need many features, and so do queries and keys
       with large norms.
     normalizer: 'sum': the weights of a query sum to 1. 'none': the weights are not normalized. Instead, each head's
-      output is divided by its root mean square (TransNormer, Qin et al. 2022).
+      output is divided by its root mean square (TransNormer, Qin et al. 2022), and multiplied by learned factors.
     dtype: type of the matrix products. Parameters are float32.
   """
 

@@ -148,7 +148,10 @@ class TokenDense(nn.Module):
 
 
 def most_tokens(tokens: Float[Array, 'B N D'], context: Context) -> int:
-  """Return the number N of tokens. If they continue a text, return the largest length that the text can have."""
+  """Return the number of tokens for which a layer over the tokens needs weights.
+
+  This is N, or the largest length that a text can have, if the tokens continue a text.
+  """
   return tokens.shape[1] if context.continued is None else context.continued.room
 
 

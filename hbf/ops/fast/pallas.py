@@ -69,10 +69,10 @@ _LANES, _LEAST = 128, 16  # the lanes of a TPU, and the smallest product of Trit
 
 
 def pallas_sums(distances: Distances, coefficients: Float[Array, '... A V'], kernel: str) -> Sums:
-  """Compute `Sums` for every point, as `hbf.ops.fast.sums.kernel_sums` does. On a CPU this is slow.
+  """Compute `Sums` for every point, as `hbf.ops.fast.sums.kernel_sums` does.
 
-  If a mesh is set (`jax.set_mesh`) and its number of devices divides the number of points, the points are split over
-  all its devices.
+  On a CPU, Pallas interprets its kernels, which is slow. If a mesh is set (`jax.set_mesh`) and its number of devices
+  divides the number of points, the points are split over all its devices.
 
   Args:
     distances: the parts of the scaled squared distances s, for points [..., N, D] and centers [..., A, D].
@@ -123,8 +123,8 @@ class _Block(NamedTuple):
   Attributes:
     distances: references to the parts of the distances, with center_norms and scale as rows [1, A].
     coefficients: reference to the coefficients, [A, V].
-    given: references to the arrays of a `hbf.ops.fast.sums.ResponseCotangents`. The last one is its log_peak. () in
-      the forward pass, which needs none of them.
+    given: () in the forward pass. In the backward pass, references to five arrays of a
+      `hbf.ops.fast.sums.ResponseCotangents`: given, the three arrays of its field of_moments, and log_peak.
     points: indices of the block's points.
     centers: indices of the block's centers.
     d: indices of the dimensions, among the D, for which this program computes sums.
@@ -293,7 +293,10 @@ def _run(job: _Job, kernel: str, distances: Distances, coefficients: jax.Array, 
 
 
 def _call(job: _Job, kernel: str, tiling: _Tiling, inputs: tuple, given: tuple) -> Any:
-  """Compute the sums of a job by a Pallas kernel with the tiling of one platform."""
+  """Compute the sums of a job by a Pallas kernel with the tiling of one platform.
+
+  `inputs` has the five arrays of the distances and then the coefficients. `given` has the arrays of `_Block.given`.
+  """
   size = {'n': inputs[0].shape[1], 'a': inputs[2].shape[1], 'd': inputs[0].shape[2], 'v': inputs[5].shape[2], '1': 1}
   unit = {'n': tiling.points, 'a': tiling.centers, '1': 1} | {x: _features(tiling, size[x]) for x in 'dv'}
   count = {x: pl.cdiv(size[x], unit[x]) for x in size}
@@ -384,7 +387,14 @@ def _kernel(
 
 
 def _cost(job: _Job, leading: int, size: dict[str, int], arrays: list[jax.Array]) -> pl.CostEstimate:
-  """Estimate the cost of the sums. Padding and repeated work are not counted."""
+  """Estimate the cost of the sums of a job. Padding and repeated work are not counted.
+
+  Args:
+    job: the sums to compute.
+    leading: length L of the leading axis.
+    size: length of each axis, by the letter of the axis (`_Job.axes`).
+    arrays: the arrays that the Pallas kernel reads.
+  """
   pairs = leading * size['n'] * size['a']
   products = 2 * (job.products[0] * size['d'] + job.products[1] * size['v'])
   return pl.CostEstimate(

@@ -87,7 +87,7 @@ class ResponseCotangents(NamedTuple):
   The cotangent of k_a is given·c_a, plus the part that comes from the moments.
 
   Attributes:
-    given: the cotangent of the values, [..., N, V] in the type of the coefficients.
+    given: the cotangent of the sums [..., N, V] (`Sums.values`), in the type of the coefficients.
     log_peak: log max_a K_a, or the negative log-gain for sums without moments, float32 [..., N, 1].
     of_moments: the part that comes from the moments. None for sums without moments.
   """
