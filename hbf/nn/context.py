@@ -87,5 +87,5 @@ def visible_keys(context: Context) -> Bool[Array, 'B N'] | None:
 
 
 def with_three_axes(mask: Bool[Array, '...']) -> Bool[Array, '_ _ N']:
-  """Return the mask of a context with three axes, broadcastable to [B, N, N]."""
+  """Reshape a context's mask to three axes, so that it broadcasts to [B, N, N]."""
   return mask.reshape((1,) * (3 - mask.ndim) + mask.shape)

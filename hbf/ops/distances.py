@@ -29,7 +29,8 @@ def is_short(dtype: jnp.dtype) -> bool:
 class Distances(NamedTuple):
   """The parts of scaled squared distances: scale (norms + center_norms − 2 points·centers).
 
-  The product points·centers is xᵀMt. No array of size [N, A] is stored.
+  The product points·centers is xᵀMt. No array of size [N, A] is stored. The number of columns, D, is the number of
+  rows of W. Dot-only dimensions are additional columns of points and centers.
 
   Attributes:
     points: Wx for every point x, [..., N, D]. With metric bilinear: xᵀM.
@@ -96,8 +97,8 @@ def distances(
     points: [..., N, D].
     centers: [..., A, D], in the type of the points.
     metric: 'identity' (W = I), 'diagonal', 'low_rank', 'full', or 'bilinear'.
-    weights: None for identity, [..., D] for diagonal, W [..., R, D] for low_rank, W [..., D, D] for full, and
-      M [..., D, D] for bilinear.
+    weights: None for identity, [..., D] for diagonal, W [..., R, D] for low_rank and full, with any number R of rows,
+      and M [..., D, D] for bilinear.
     scale: the factor of each center, broadcastable to [..., 1, A]. It is positive unless the metric is bilinear.
     dot_only_dims: number of last coordinates that the metric ignores. These coordinates are called x' for a point and
       t' for a center. They add −2 x'·t' to r², without the norms ‖x'‖² and ‖t'‖². `hbf.nn.relative_positions` chooses

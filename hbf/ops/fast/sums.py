@@ -110,7 +110,7 @@ def center(pivoted: PivotedSums, coefficients: Float[Array, '... A V']) -> Sums:
 
 
 def pull_back(cotangents: Sums, moments: Moments, coefficients: Float[Array, '... A V']) -> ResponseCotangents:
-  """Compute the numbers that the gradient needs, from the cotangents of the sums."""
+  """Compute the `ResponseCotangents` from the cotangents of the sums and the moments of the forward pass."""
   count = coefficients.shape[-2]
   mean_coefficients = coefficients.mean(axis=-2, keepdims=True, dtype=sum_dtype(coefficients.dtype))
   given = cotangents.values.astype(coefficients.dtype)
