@@ -313,7 +313,7 @@ class HyperBFCenters(CheckedModule):
   def _first_centers(self, images: int, length: int) -> jax.Array:
     """Draw a number n for every image, as option `nested` says. Return booleans [B N, A].
 
-    At each of the `length` tokens of an image, they are True for the first n centers.
+    Each of the `length` tokens of an image has a row, which is True for the first n centers.
     """
     # Half of the exponents are clipped to 1, which keeps all centers.
     exponent = jnp.minimum(2 * jax.random.uniform(self.make_rng('dropout'), (images, 1)), 1.0)

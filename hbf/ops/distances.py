@@ -29,8 +29,8 @@ def is_short(dtype: jnp.dtype) -> bool:
 class Distances(NamedTuple):
   """The parts of scaled squared distances: scale (norms + center_norms − 2 points·centers).
 
-  The product points·centers is xᵀMt. No array of size [N, A] is stored. The number of columns, D, is the number of
-  rows of W. Dot-only dimensions are additional columns of points and centers.
+  The product points·centers is xᵀMt. No array of size [N, A] is stored. Here D is the number of dimensions of Wx.
+  Dot-only dimensions are additional columns of `points` and `centers`.
 
   Attributes:
     points: Wx for every point x, [..., N, D]. With metric bilinear: xᵀM.
