@@ -308,8 +308,8 @@ def measure(workdir: pathlib.Path, options: dict[str, list[dict[str, float]]]) -
 
   Args:
     workdir: folder of a run of task classification with a validation split.
-    options: the results of `tried` for each method. If `options` is empty, they are measured on the validation split
-      and added to it.
+    options: the results of `tried` for each method, from an earlier run of the same model. If `options` is empty, the
+      results are measured on the validation split and added to it, so that later runs have the same options.
 
   Raises:
     UserError: the run holds out no images, or cannot be restored (`hbf.training.restore.restore`).

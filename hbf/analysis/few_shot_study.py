@@ -72,7 +72,7 @@ class Parts(NamedTuple):
 
 
 def read_images(data_dir: str, name: str) -> Splits:
-  """Return the images and the labels of a data set by split."""
+  """Return the images and the labels of the data set `name`, by split."""
   dataset = load(name=name, dir=data_dir, root='', image_size=0, download=False)
   return {
     split: read_many(source, np.arange(len(source)), dataset.image_shape) for split, source in dataset.splits.items()
@@ -247,7 +247,10 @@ class FineTuning:
 
 
 def chosen_rate(restored: Restored, images: Parts, seed: int) -> dict[str, Any]:
-  """Choose the learning rate of fine-tuning on held-out base images.
+  """Choose the learning rate of fine-tuning without images of the new classes.
+
+  Fine-tuning learns the base classes that act as new classes in `pretended`. Its accuracy is measured on held-out
+  images of all base classes.
 
   Returns:
     'trials', which are learning rates with their accuracy, and 'best', the index of the best one.

@@ -69,7 +69,7 @@ def effect(
 
   Args:
     run: the run before the intervention.
-    params: the parameters after an intervention.
+    params: the parameters after the intervention.
     images: uint8 [n, height, width, channels].
     labels: the true classes [n].
     model: the network after the intervention, if it has more units than before (`hbf.analysis.unit_params.add`).
