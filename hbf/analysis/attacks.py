@@ -172,7 +172,7 @@ def _attack(
   steps: int,
   seed: int,
 ) -> Attacked:
-  """Attack the images in parts of `PART` steps. After each part, leave out the images that are fooled.
+  """Attack the images. After every `PART` steps, leave out the images that are fooled.
 
   `start` makes the first changed images, and `advance` applies steps.
   """

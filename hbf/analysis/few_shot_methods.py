@@ -88,7 +88,7 @@ class Method:
     """Learn new classes. Return a function from images to the scores of all classes.
 
     Args:
-      new: the images of all new classes so far. There may be none.
+      new: the images of all new classes of the sessions so far. There may be none.
       trial: the options.
     """
     raise NotImplementedError
@@ -101,7 +101,10 @@ class NearestMean(Method):
   """
 
   def learn(self, new: Labeled, trial: Trial) -> Scores:
-    """Return a function from images to minus the squared distances to the class means, or the cosines with them."""
+    """Return a function from images to minus the squared distances to the class means.
+
+    If the option `cosine` is 1, the function returns the cosines with the class means instead.
+    """
     center, means = self.base.seen.features.mean(axis=0), means_of(joined(self.base, new))
     if not trial['cosine']:
       return lambda seen: -squared(seen.features, means)
@@ -124,7 +127,7 @@ class HeadAndCenters(NearestMeanInMetric):
   """The head, and for each class a center at the mean of its features (`hbf learn`).
 
   A new class wins over the head's answer if its center is nearer than the center of this answer, in the metric of the
-  base classes. Otherwise the head's answer stays.
+  base classes. Otherwise the head's answer stays. The option `offset` is an advantage of the new classes.
   """
 
   def learn(self, new: Labeled, trial: Trial) -> Scores:
@@ -334,7 +337,7 @@ METHODS = {
 
 
 def sessions(new: Labeled, base: int, classes: int) -> Iterator[Labeled]:
-  """Yield no images at first. After each session, yield the images of all new classes that were learned so far.
+  """Yield an empty set of images at first. After each session, yield the images of all new classes learned so far.
 
   Args:
     new: the images of all new classes.

@@ -209,7 +209,10 @@ class FineTuning:
     self._features = jax.jit(lambda params, images: observe(model, params, normalize(images, mean, std)).features)
 
   def start(self, known: int) -> Any:
-    """Return the parameters with a head for all classes. All but the first `known` classes are hidden."""
+    """Return the parameters with a head for all classes, in which all but the first `known` classes are hidden.
+
+    A hidden class has the bias −10,000, so that it is never the answer.
+    """
     params = dict(self._reader.params)
     kernel, bias = (np.array(params['head'][name])[..., :known] for name in ('kernel', 'bias'))
     more = self._classes - known

@@ -46,8 +46,8 @@ def energy(
 ) -> Float[Array, '... N']:
   """Return the energy E(x) = −Σ_i g(s_i) of each point x in a memory, where −g' is the kernel.
 
-  An update of `retrieve` never raises the energy.
-  For some kernels the result is not E(x) itself but an increasing function of it (`ENERGIES`).
+  An update of `retrieve` never raises the energy. For some kernels the result is not E(x) itself but an increasing
+  function of it (`ENERGIES`).
 
   Args:
     points: x [..., N, D].

@@ -81,7 +81,7 @@ def hyperbf_of_known(damaged: jax.Array, stored: jax.Array, known: jax.Array, si
 def hyperbf_of_all(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any) -> jax.Array:
   """Apply one step of HyperBF retrieval, with distances over all pixels.
 
-  A hidden pixel is 0, the mean. `known` is not used.
+  A hidden pixel has the value 0, which is the mean over the training images. `known` is not used.
   """
   del known
   return retrieve(damaged, stored, RadialBasis('gaussian', sigma))
