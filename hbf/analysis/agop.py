@@ -155,8 +155,8 @@ def correlations(left: np.ndarray, right: np.ndarray) -> dict[str, float]:
 def random_correlations(matrix: np.ndarray, units: int, draws: int, seed: int) -> dict[str, np.ndarray]:
   """Return the correlations of a matrix [D, D] with random matrices WᵀW, where W [units, D] has normal entries.
 
-  They show how great a correlation is by chance. The result has the keys of `correlations`. Each value is an array
-  [draws].
+  They show how great the correlations become by chance. The result has the keys of `correlations`. Each value is an
+  array [draws].
   """
   random = np.random.default_rng(seed)
   found = []

@@ -125,9 +125,9 @@ def tried(method: Method, base: Base, split: Split) -> list[dict[str, float]]:
   """Try each choice of a method's options (`Method.trials`), and return its scores in percent.
 
   Returns:
-    A dict for each choice of options, with the options. 'edited', 'copies' and 'changed' are the means of the
-    results of `alone`. 'many_copies' and 'many_others' are the scores 'copies' and 'others' in the last dict that
-    `many` returns.
+    A dict for each choice of options. It has the options and five scores. 'edited', 'copies' and 'changed' are the
+    means of the results of `alone`. 'many_copies' and 'many_others' are the scores 'copies' and
+    'others' in the last dict that `many` returns.
   """
   found = []
   for trial in method.trials:

@@ -127,7 +127,8 @@ class HeadAndCenters(NearestMeanInMetric):
   """The head, and for each class a center at the mean of its features (`hbf learn`).
 
   A new class wins over the head's answer if its center is nearer than the center of this answer, in the metric of the
-  base classes. Otherwise the head's answer stays. The option `offset` is an advantage of the new classes.
+  base classes. Otherwise the head's answer stays. The option `offset` gives new classes an advantage in
+  this comparison.
   """
 
   def learn(self, new: Labeled, trial: Trial) -> Scores:

@@ -250,7 +250,7 @@ class FineTuning:
 
 
 def chosen_rate(restored: Restored, images: Parts, seed: int) -> dict[str, Any]:
-  """Choose the learning rate of fine-tuning without images of the new classes.
+  """Choose the learning rate of fine-tuning. The choice does not use images of the new classes.
 
   Fine-tuning learns the base classes that act as new classes in `pretended`. Its accuracy is measured on held-out
   images of all base classes.
