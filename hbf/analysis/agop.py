@@ -32,7 +32,7 @@ def agop(model: ImageClassifier, params: Any, images: np.ndarray, batch: int = 5
   """Return the AGOP of each block, float64 [D, D], by the name of the block.
 
   Args:
-    model: the network. Every block has a stage 2.
+    model: the network. Each of its blocks must have a stage 2.
     params: its parameters.
     images: normalized images, [n, height, width, channels].
     batch: number of images that are computed at once.
@@ -155,7 +155,8 @@ def correlations(left: np.ndarray, right: np.ndarray) -> dict[str, float]:
 def random_correlations(matrix: np.ndarray, units: int, draws: int, seed: int) -> dict[str, np.ndarray]:
   """Return the correlations of a matrix [D, D] with random matrices WᵀW, where W [units, D] has normal entries.
 
-  The result has the keys of `correlations`. Each value is an array [draws].
+  They show how great the correlations become by chance. The result has the keys of `correlations`. Each value is an
+  array [draws].
   """
   random = np.random.default_rng(seed)
   found = []

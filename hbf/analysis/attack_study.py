@@ -64,7 +64,7 @@ def measure(
   save: Callable[[dict[str, Any]], None],
   efforts: Mapping[str, Effort],
 ) -> None:
-  """Apply to a run all attacks whose results are not stored.
+  """Attack the network of a run with all attacks whose results are not stored.
 
   Args:
     run: the run.
@@ -114,7 +114,7 @@ def images_and_steps(text: str) -> Effort:
 
 
 def _measure_all(folders: Sequence[str], efforts: Mapping[str, Effort], record: Record) -> None:
-  """Apply to all runs the attacks whose results are not stored."""
+  """Attack the networks of all runs with the attacks whose results are not stored."""
   runs = [ImageRun.of(pathlib.Path(folder).expanduser()) for folder in folders]
   measured = record.stored or {'data': 'cifar10', 'rows': []}
   for run in runs:

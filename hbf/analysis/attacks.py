@@ -86,7 +86,8 @@ def square(
 def checkpoints(steps: int) -> np.ndarray:
   """Return the steps after which APGD may halve its step size, int [m]. Steps are counted from 1 to `steps`.
 
-  They are w_j = ⌈p_j · steps⌉ with p_0 = 0, p_1 = 0.22 and p_{j+1} = p_j + max(p_j − p_{j−1} − 0.03, 0.06).
+  They are w_j = ⌈p_j · steps⌉ for j = 1, 2, …, where p_0 = 0, p_1 = 0.22 and
+  p_{j+1} = p_j + max(p_j − p_{j−1} − 0.03, 0.06).
   """
   shares = [0.0, 0.22]
   while shares[-1] < 1:
@@ -132,7 +133,7 @@ class _State(NamedTuple):
 class _Climb(NamedTuple):
   """The arrays that only APGD has (`_State.own`).
 
-  At the steps `checkpoints`, APGD may halve its step size.
+  A checkpoint is a step after which APGD may halve its step size (`checkpoints`).
 
   Attributes:
     x: the changed images, [B, H, W, C].
@@ -171,7 +172,7 @@ def _attack(
   steps: int,
   seed: int,
 ) -> Attacked:
-  """Attack the images in parts of `PART` steps. After each part, leave out the images that are fooled.
+  """Attack the images. After every `PART` steps, leave out the images that are fooled.
 
   `start` makes the first changed images, and `advance` applies steps.
   """
@@ -231,7 +232,7 @@ def _within(x: jax.Array, images: jax.Array, epsilon: Any) -> jax.Array:
   return jnp.clip(jnp.clip(x, images - epsilon, images + epsilon), 0, 1)
 
 
-def _found(state: _State, x: jax.Array, outputs: jax.Array, best: jax.Array, own: Any) -> _State:
+def _after_query(state: _State, x: jax.Array, outputs: jax.Array, best: jax.Array, own: Any) -> _State:
   """Return the state after one query with the images x. Images that were fooled before keep their state.
 
   Args:
@@ -291,7 +292,7 @@ def _advance_apgd(logits: Logits, state: _State, epsilon: Any, first: Any, last:
       best_loss=jnp.maximum(loss, own.best_loss),
       rises=own.rises + (loss > own.loss),
     )
-    return _found(state, x, outputs, climbed.best, _checked(climbed, jnp.asarray(lengths)[i + 1]))
+    return _after_query(state, x, outputs, climbed.best, _checked(climbed, jnp.asarray(lengths)[i + 1]))
 
   return jax.lax.fori_loop(first, last, step, state)
 
@@ -355,6 +356,6 @@ def _advance_square(logits: Logits, state: _State, epsilon: Any, first: Any, las
     outputs = logits(x)
     now = _margin(outputs, state.label)
     best = jnp.where(_each(now < margin, x), x, best)
-    return _found(state, x, outputs, best, (best, jnp.minimum(now, margin)))
+    return _after_query(state, x, outputs, best, (best, jnp.minimum(now, margin)))
 
   return jax.lax.fori_loop(jnp.maximum(first, 1), last, step, state)

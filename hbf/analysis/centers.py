@@ -203,7 +203,10 @@ def random_tokens(
 
 
 def overlap(one: Census, other: Census) -> np.ndarray:
-  """Return the fraction of each center's nearest images in `one` that are also among those in `other`, [U]."""
+  """Return the fraction of each center's nearest images in `one` that are also among its nearest in `other`, [U].
+
+  For example, `other` is the census of the same images with noise.
+  """
   shared = (one.images[:, :, None] == other.images[:, None]).any(axis=2)
   return shared.mean(axis=1)
 

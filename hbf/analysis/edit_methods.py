@@ -151,7 +151,7 @@ def _neuron(norm_1: bool) -> Respond:
 
 
 def _rank_one(base: Base, edited: Observed, labels: np.ndarray, others: Observed, reach: float) -> np.ndarray:
-  """Return the responses [m, n] of n other examples to m rank-one updates of the head.
+  """Return the responses [m, n] of m rank-one updates of the head for n other examples.
 
   An update corrects the answer to one of the m edited examples, and changes the logits of the guarded examples least.
   `reach` is the ridge of the least squares, divided by the mean square of a feature.

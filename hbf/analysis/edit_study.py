@@ -122,12 +122,12 @@ def alone(method: Method, trial: Trial, base: Base, split: Split) -> dict[str, n
 
 
 def tried(method: Method, base: Base, split: Split) -> list[dict[str, float]]:
-  """Return the scores of each trial of a method, in percent.
+  """Try each choice of a method's options (`Method.trials`), and return its scores in percent.
 
   Returns:
-    A dict for each trial, with the options of the trial. 'edited', 'copies' and 'changed' are the means of the
-    results of `alone`. 'many_copies' and 'many_others' are the scores 'copies' and 'others' in the last dict that
-    `many` returns.
+    A dict for each choice of options. It has the options and five scores. 'edited', 'copies' and 'changed' are the
+    means of the results of `alone`. 'many_copies' and 'many_others' are the scores 'copies' and
+    'others' in the last dict that `many` returns.
   """
   found = []
   for trial in method.trials:
@@ -138,10 +138,10 @@ def tried(method: Method, base: Base, split: Split) -> list[dict[str, float]]:
 
 
 def best_alone(scores: Sequence[Mapping[str, float]]) -> int:
-  """Return the index of the best trial for single edits.
+  """Return the index of the choice of options that is best for single edits, from the result of `tried`.
 
-  A trial is allowed if it changes at most `CHANGED` percent of the answers to other images. The best allowed trial
-  has the most copies with a right answer. If no trial is allowed, the best one changes the fewest answers.
+  A choice is allowed if it changes at most `CHANGED` percent of the answers to other images. The best allowed choice
+  has the most copies with a right answer. If no choice is allowed, the best one changes the fewest answers.
   """
   allowed = [i for i, score in enumerate(scores) if score['changed'] <= CHANGED]
   if allowed:
@@ -150,10 +150,10 @@ def best_alone(scores: Sequence[Mapping[str, float]]) -> int:
 
 
 def best_of_many(scores: Sequence[Mapping[str, float]]) -> int:
-  """Return the index of the best trial for many edits.
+  """Return the index of the choice of options that is best for many edits, from the result of `tried`.
 
-  A trial is allowed if the accuracy on images that are never edited is at least `KEPT` percent afterwards. The best
-  allowed trial has the most copies with a right answer. If no trial is allowed, the best one has the highest
+  A choice is allowed if the accuracy on images that are never edited is at least `KEPT` percent after the edits. The
+  best allowed choice has the most copies with a right answer. If no choice is allowed, the best one has the highest
   accuracy.
   """
   allowed = [i for i, score in enumerate(scores) if score['many_others'] >= KEPT]
@@ -219,7 +219,7 @@ def _after(logits_of: LogitsOf, split: Split, count: int) -> dict[str, float]:
 
 
 def descend(loss: Callable[[Any], tuple[jax.Array, jax.Array]], params: Any, rate: Any) -> Any:
-  """Take gradient steps until the answers are right, but at most `STEPS` steps. Return the new parameters.
+  """Take gradient steps until all answers are right, but at most `STEPS` steps. Return the new parameters.
 
   Args:
     loss: function of the parameters. It returns the loss, and True if all answers are right.
@@ -304,12 +304,13 @@ class FineTuning:
 def measure(workdir: pathlib.Path, options: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
   """Measure all methods on a run. Return a row for the classifier without edits, then a row for each method.
 
-  A row has the method's trials, the indices of its best trials, and its scores for single and for many edits.
+  A method's row has the options that were tried, the indices of the best ones, and the scores for single and for many
+  edits.
 
   Args:
     workdir: folder of a run of task classification with a validation split.
-    options: the results of `tried` for each method. If `options` is empty, they are measured on the validation split
-      and added to it.
+    options: the results of `tried` for each method, from an earlier run of the same model. If `options` is empty, the
+      results are measured on the validation split and added to it, so that later runs have the same options.
 
   Raises:
     UserError: the run holds out no images, or cannot be restored (`hbf.training.restore.restore`).

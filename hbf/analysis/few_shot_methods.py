@@ -88,7 +88,7 @@ class Method:
     """Learn new classes. Return a function from images to the scores of all classes.
 
     Args:
-      new: the images of all new classes so far. There may be none.
+      new: the images of all new classes of the sessions so far. There may be none.
       trial: the options.
     """
     raise NotImplementedError
@@ -101,7 +101,10 @@ class NearestMean(Method):
   """
 
   def learn(self, new: Labeled, trial: Trial) -> Scores:
-    """Return a function from images to minus the squared distances to the class means, or the cosines with them."""
+    """Return a function from images to minus the squared distances to the class means.
+
+    If the option `cosine` is 1, the function returns the cosines with the class means instead.
+    """
     center, means = self.base.seen.features.mean(axis=0), means_of(joined(self.base, new))
     if not trial['cosine']:
       return lambda seen: -squared(seen.features, means)
@@ -124,7 +127,8 @@ class HeadAndCenters(NearestMeanInMetric):
   """The head, and for each class a center at the mean of its features (`hbf learn`).
 
   A new class wins over the head's answer if its center is nearer than the center of this answer, in the metric of the
-  base classes. Otherwise the head's answer stays.
+  base classes. Otherwise the head's answer stays. The option `offset` gives new classes an advantage in
+  this comparison.
   """
 
   def learn(self, new: Labeled, trial: Trial) -> Scores:
@@ -164,15 +168,15 @@ class Ridge(Method):
   def fixed(self, features: np.ndarray, sigma: float) -> np.ndarray:
     """Return the values [n, M] of the units that do not depend on the new images, for features [n, F].
 
-    `sigma` is used only by units that are Gaussians.
+    Only Gaussian units use the option `sigma`.
     """
     raise NotImplementedError
 
   def added(self, features: np.ndarray, new: np.ndarray, sigma: float) -> np.ndarray:
     """Return the values [n, E] of E units, one at each new image, for features [n, F].
 
-    In this base class there are none, and the result is [n, 0]. `new` has the features of the new images, [E, F].
-    `sigma` is used only by units that are Gaussians.
+    The class `Ridge` itself has no such units, and returns an array [n, 0]. `new` has the features of the new images,
+    [E, F]. Only Gaussian units use the option `sigma`.
     """
     del new, sigma
     return np.zeros((len(features), 0), np.float32)
@@ -227,9 +231,9 @@ class GaussianKernels(Ridge):
   """Gaussians around random base images with ridge regression (GKEAL, Zhuang et al. 2023)."""
 
   def __init__(self, base: Labeled) -> None:
-    """Store the base images, and draw centers from them.
+    """Store the base images, draw centers from them, and compute the unit of the option `sigma`.
 
-    The option `sigma` is σ divided by the median distance between two centers of different classes.
+    The unit is the median distance between two centers of different classes.
     """
     super().__init__(base)
     self.metric = self.make_metric()
@@ -243,7 +247,10 @@ class GaussianKernels(Ridge):
     return np.eye(self.base.seen.features.shape[1], dtype=np.float32)
 
   def fixed(self, features: np.ndarray, sigma: float) -> np.ndarray:
-    """Return the responses K(‖W(x − t)‖² / 2σ²) [n, M] of the M random centers t, for features x [n, F]."""
+    """Return the responses K(‖W(x − t)‖² / 2σ²) [n, M] of the M random centers t, for features x [n, F].
+
+    `sigma` is σ divided by the median distance between two centers of different classes.
+    """
     return self._kernel(features @ self.metric.T, self._centers, sigma)
 
   def _kernel(self, points: np.ndarray, centers: np.ndarray, sigma: float) -> np.ndarray:
@@ -254,7 +261,11 @@ class HyperBF(GaussianKernels):
   """A HyperBF whose centers are random base images and all new images, with coefficients by ridge regression."""
 
   def added(self, features: np.ndarray, new: np.ndarray, sigma: float) -> np.ndarray:
-    """Return the responses K(‖W(x − t)‖² / 2σ²) [n, E] for features x [n, F] and new images t [E, F]."""
+    """Return the responses K(‖W(x − t)‖² / 2σ²) [n, E] for features x [n, F] and E centers t.
+
+    The centers are `new`, the features of the new images [E, F]. `sigma` is σ divided by the median distance between
+    two random centers of different classes.
+    """
     return self._kernel(features @ self.metric.T, new @ self.metric.T, sigma)
 
 
@@ -327,7 +338,7 @@ METHODS = {
 
 
 def sessions(new: Labeled, base: int, classes: int) -> Iterator[Labeled]:
-  """Yield no images at first. After each session, yield the images of all new classes that were learned so far.
+  """Yield an empty set of images at first. After each session, yield the images of all new classes learned so far.
 
   Args:
     new: the images of all new classes.

@@ -72,7 +72,7 @@ class Parts(NamedTuple):
 
 
 def read_images(data_dir: str, name: str) -> Splits:
-  """Return the images and the labels of a data set by split."""
+  """Return the images and the labels of the data set `name`, by split."""
   dataset = load(name=name, dir=data_dir, root='', image_size=0, download=False)
   return {
     split: read_many(source, np.arange(len(source)), dataset.image_shape) for split, source in dataset.splits.items()
@@ -209,7 +209,10 @@ class FineTuning:
     self._features = jax.jit(lambda params, images: observe(model, params, normalize(images, mean, std)).features)
 
   def start(self, known: int) -> Any:
-    """Return the parameters with a head for all classes. All but the first `known` classes are hidden."""
+    """Return the parameters with a head for all classes, in which all but the first `known` classes are hidden.
+
+    A hidden class has the bias −10,000, so that it is never the answer.
+    """
     params = dict(self._reader.params)
     kernel, bias = (np.array(params['head'][name])[..., :known] for name in ('kernel', 'bias'))
     more = self._classes - known
@@ -247,7 +250,10 @@ class FineTuning:
 
 
 def chosen_rate(restored: Restored, images: Parts, seed: int) -> dict[str, Any]:
-  """Choose the learning rate of fine-tuning on held-out base images.
+  """Choose the learning rate of fine-tuning. The choice does not use images of the new classes.
+
+  Fine-tuning learns the base classes that act as new classes in `pretended`. Its accuracy is measured on held-out
+  images of all base classes.
 
   Returns:
     'trials', which are learning rates with their accuracy, and 'best', the index of the best one.

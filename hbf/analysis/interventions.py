@@ -58,7 +58,7 @@ class Effect(NamedTuple):
   answers: Mean
 
   def texts(self) -> tuple[str, str, str]:
-    """Return the loss, the accuracy and the answers as three texts."""
+    """Return the changes of loss, accuracy and answers as three texts, each with its interval."""
     return self.loss.text(3), self.accuracy.text(1), self.answers.text(1)
 
 
@@ -69,7 +69,7 @@ def effect(
 
   Args:
     run: the run before the intervention.
-    params: the parameters after an intervention.
+    params: the parameters after the intervention.
     images: uint8 [n, height, width, channels].
     labels: the true classes [n].
     model: the network after the intervention, if it has more units than before (`hbf.analysis.unit_params.add`).
@@ -172,7 +172,7 @@ def logits_of_tokens(model: ImageClassifier, shape: tuple[int, ...], params: Par
     return jnp.asarray(unrolled(model).apply({'params': params}, jnp.zeros((len(tokens), *shape)), train=False))
 
 
-def _answer(run: TrainedRun, tokens: np.ndarray) -> np.ndarray:
+def _logits(run: TrainedRun, tokens: np.ndarray) -> np.ndarray:
   """Return the logits of n images from their tokens [n, N, D] after the last block, in batches of up to 500."""
   parts = np.array_split(tokens, -(-len(tokens) // 500))
   return np.concatenate([logits_of_tokens(run.model, run.task.shape, run.params, jnp.asarray(z)) for z in parts])
@@ -187,9 +187,9 @@ def silenced_one_by_one(run: TrainedRun, units: LastUnits, labels: np.ndarray, w
     labels: the true classes [n].
     which: indices of the units to silence.
   """
-  before = _answer(run, units.tokens)
+  before = _logits(run, units.tokens)
   written = (units.responses[..., unit, None] * units.coefficients[unit] for unit in which)
-  return [compare(before, _answer(run, units.tokens - added), labels) for added in written]
+  return [compare(before, _logits(run, units.tokens - added), labels) for added in written]
 
 
 class Curve(NamedTuple):
@@ -219,7 +219,7 @@ def importance(run: TrainedRun, units: LastUnits) -> dict[str, np.ndarray]:
     response': the derivative of the excess logit with respect to the response of a unit, times this response, summed
     over the tokens, [n, U].
   """
-  answers = _answer(run, units.tokens).argmax(axis=1)
+  answers = _logits(run, units.tokens).argmax(axis=1)
   frozen = readout(run, units.tokens.astype(np.float64), answers)
   gradient = _gradient(run.model, run.task.shape, run.params, jnp.asarray(units.tokens), jnp.asarray(answers))
   return {
@@ -252,7 +252,7 @@ def removal(run: TrainedRun, units: LastUnits, order: np.ndarray) -> Curve:
   count = order.shape[1]
   numbers = removed_counts(count)
   rank, rows = np.argsort(order, axis=1), np.arange(len(order))
-  left = [probabilities(_answer(run, units.without(rank < number))) for number in numbers]
+  left = [probabilities(_logits(run, units.without(rank < number))) for number in numbers]
   answers = left[0].argmax(axis=1)
   return Curve(numbers / count, np.stack([p[rows, answers] for p in left], axis=1))
 

@@ -44,9 +44,10 @@ ENERGIES: dict[str, Callable[[jax.Array], jax.Array]] = {
 def energy(
   points: Float[Array, '... N D'], stored: Float[Array, '... A D'], basis: RadialBasis
 ) -> Float[Array, '... N']:
-  """Return the energy E(x) of each point x in a memory. An update of `retrieve` never raises it.
+  """Return the energy E(x) = −Σ_i g(s_i) of each point x in a memory, where −g' is the kernel.
 
-  For some kernels the result is not E(x) itself but an increasing function of it (`ENERGIES`).
+  An update of `retrieve` never raises the energy. For some kernels the result is not E(x) itself but an increasing
+  function of it (`ENERGIES`).
 
   Args:
     points: x [..., N, D].

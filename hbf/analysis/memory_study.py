@@ -53,7 +53,10 @@ class Damage(NamedTuple):
 
 
 def damages(shape: tuple[int, ...], seed: int) -> dict[str, Damage]:
-  """Return the kinds of damage by name, for images of a shape [height, width, channels]."""
+  """Return the kinds of damage by name, for images of a shape [height, width, channels].
+
+  `seed` determines the pixels that the damage '90% of pixels hidden' hides.
+  """
   height, size = shape[0], int(np.prod(shape))
   rows = np.broadcast_to((np.arange(height) < height // 2)[:, None, None], shape)
   pixels = np.broadcast_to(np.random.default_rng(seed).random(shape[:2] + (1,)) < 0.1, shape)
@@ -78,7 +81,7 @@ def hyperbf_of_known(damaged: jax.Array, stored: jax.Array, known: jax.Array, si
 def hyperbf_of_all(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any) -> jax.Array:
   """Apply one step of HyperBF retrieval, with distances over all pixels.
 
-  A hidden pixel is 0, the mean. `known` is not used.
+  A hidden pixel has the value 0, which is the mean over the training images. `known` is not used.
   """
   del known
   return retrieve(damaged, stored, RadialBasis('gaussian', sigma))
@@ -98,7 +101,7 @@ def hopfield(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any
 def hopfield_of_norm_1(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any) -> jax.Array:
   """Apply one step of a modern Hopfield network, with patterns that are scaled to norm 1 for their dot products.
 
-  The weight of a stored pattern x_i is softmax_i(D cos(x, x_i) / σ²) for a damaged pattern x of D pixels. `known` is
+  The weight of a stored pattern x_i is softmax_i(D cos(x, x_i) / σ²) for a damaged pattern x of D values. `known` is
   not used.
   """
   del known
@@ -144,7 +147,7 @@ def images_of(data_dir: str) -> tuple[dict[str, np.ndarray], tuple[int, ...]]:
 
 
 class Autoencoder(nn.Module):
-  """An MLP that maps a damaged image and the mask of its known pixels to the image."""
+  """An MLP that maps a damaged image and the mask of its known pixels to the undamaged image."""
 
   @nn.compact
   def __call__(self, damaged: jax.Array, known: jax.Array) -> jax.Array:
@@ -156,7 +159,7 @@ class Autoencoder(nn.Module):
 def train_autoencoder(stored: jax.Array, kinds: Sequence[Damage], seed: int) -> Memory:
   """Train an autoencoder on damaged copies of the stored images. Return it as a memory.
 
-  Each copy has a random kind of damage from `kinds`. The memory is a function that ignores its argument `stored`.
+  Each copy has a random kind of damage from `kinds`. The memory ignores its arguments `stored` and `sigma`.
   """
   model, optimizer = Autoencoder(), optax.adam(optax.cosine_decay_schedule(RATE, STEPS))
   params = model.init(jax.random.key(seed), stored[:1], stored[:1])
@@ -183,6 +186,8 @@ def train_autoencoder(stored: jax.Array, kinds: Sequence[Damage], seed: int) -> 
 
 def complete(images: dict[str, np.ndarray], shape: tuple[int, ...], count: int, seed: int) -> list[dict[str, Any]]:
   """Measure how well memories with `count` stored images complete damaged images.
+
+  `images` and `shape` are the results of `images_of`.
 
   Returns:
     A row for each memory and kind of damage. 'retrieved' is the percentage of stored images that are retrieved: the
@@ -230,7 +235,7 @@ def complete(images: dict[str, np.ndarray], shape: tuple[int, ...], count: int, 
 def _apply(
   memory: Memory, stored: jax.Array, damage: Damage, seed: int, patterns: jax.Array, sigma: float
 ) -> jax.Array:
-  """Damage `patterns` [N, D], and return what the memory makes of them, [N, D]."""
+  """Damage `patterns` [N, D], let the memory complete them, and return the completed patterns [N, D]."""
   known = jnp.asarray(damage.known)
   noise = damage.noise * jax.random.normal(jax.random.key(seed), patterns.shape)
   return memory((patterns + noise) * known, stored, known, sigma)
@@ -250,7 +255,7 @@ def capacity(dimensions: int, patterns: str, memory: Memory, seed: int) -> int:
   output is nearer to it than to any other stored pattern.
 
   Args:
-    dimensions: D, the length of a pattern.
+    dimensions: D, the number of dimensions of a pattern.
     patterns: 'norm 1' for patterns on the unit sphere, 'normal' for normal coordinates of variance 1/D.
     memory: the memory. For each number of patterns, its sigma is the best of several values.
     seed: the seed of the patterns and the noise.

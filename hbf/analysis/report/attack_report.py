@@ -27,8 +27,8 @@ Measured = Mapping[str, Any]
 def table(measured: Measured) -> str:
   """Return a Markdown table with a row for each model and greatest change of a pixel, and notes below the table.
 
-  Square may attack fewer images than APGD. Then the third column is about all images that APGD attacks, and the
-  columns to its right are about the images that both attack.
+  Square may attack fewer images than APGD. Then the table has two columns on APGD: one for all images that APGD
+  attacks, and one for the images that both attack. The columns on Square are about the images that both attack.
   """
   counts = {row['images'] for row in measured['rows']}
   few = min(counts)
@@ -93,7 +93,7 @@ def _right(row: Mapping[str, Any]) -> np.ndarray:
 def _rights(measured: Measured, model: str, levels: int, attacks: Sequence[str]) -> list[np.ndarray]:
   """Return an array for each seed, bool [images]: True for an image that is classified right after each of `attacks`.
 
-  The images are those to which all of these attacks were applied. If no attack was measured, return [].
+  The images are those to which all of these attacks were applied. If none of these attacks was measured, return [].
 
   An attack changes a pixel by at most `levels`. If `levels` is 0, only the number of right answers is stored. Then an
   array has that many True at its beginning, and its order does not say which images are right.

@@ -99,7 +99,7 @@ def _by_strength(measured: Measured, model: str, names: Sequence[str]) -> np.nda
 
 
 def _accuracy(outcomes: np.ndarray) -> Estimate:
-  """Return the mean of outcomes [runs, images] with its 95% interval (`over_seeds`)."""
+  """Return the mean of the outcomes [runs, images] (`_outcomes`), with its 95% interval (`over_seeds`)."""
   quantile = float(stats.norm.ppf((1 + LEVEL) / 2))
   halves = quantile * outcomes.std(axis=1, ddof=1) / np.sqrt(outcomes.shape[1])
   means = map(float, outcomes.mean(axis=1))

@@ -71,8 +71,9 @@ def mean_of(values: Sequence[float]) -> str:
 def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
   """Write a PNG with three panels for the first model.
 
-  The left panel has a marker for each option that was tried for single edits. The other panels are about
-  many edits: the right answers to copies of the edited images, and the wrong answers to images that are never edited.
+  The left panel has a marker for each choice of a method's options that was tried for single edits. The other panels
+  are about many edits: the right answers to copies of the edited images, and the wrong answers to images that are
+  never edited.
   """
   model = measured['rows'][0]['model']
   figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.6), layout='constrained')

@@ -30,8 +30,8 @@ def tables(measured: Mapping[str, Any]) -> str:
   """Return a Markdown table of sessions, and a second table of Split CIFAR-10 if it was measured.
 
   A session adds five classes to a classifier of CIFAR-100. The first table has the accuracies after the last session,
-  and the mean of the accuracies after each session. Its cells are means and standard deviations over draws
-  of the new classes. The cells of the second table are means and standard deviations over seeds.
+  and the mean of the accuracies before the first session and after each session. Its cells are means and standard
+  deviations over draws of the new classes. Cells of the second table are means and standard deviations over seeds.
   """
   return '\n\n'.join([_few_shot(measured['rows']), *([_split(measured['split'])] if measured['split'] else [])])
 
@@ -77,9 +77,10 @@ def _split(rows: Rows) -> str:
 
 
 def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
-  """Write a PNG with a panel for each network: its accuracy after each session of new classes.
+  """Write a PNG with a panel for each network, and a curve for each method.
 
-  If Split CIFAR-10 was measured, a last panel shows the accuracy after each of its tasks.
+  A curve shows the accuracy before the first session of new classes and after each session. If Split CIFAR-10 was
+  measured, a last panel shows the accuracy after each of its tasks.
   """
   rows, split = measured['rows'], measured['split']
   models = [model for (model,) in _unique(rows, 'model')]

@@ -67,7 +67,7 @@ def table(measured: Measured) -> str:
 
 
 def draw(measured: Measured, path: pathlib.Path) -> None:
-  """Write a PNG with a panel for each outlier data set. It shows the AUROC of each score and model."""
+  """Write a PNG with a panel for each outlier data set. A panel shows the AUROC of each score and model."""
   outside, scores = _outside(measured), _scores(measured)
   figure, axes = plt.subplots(1, len(outside), figsize=(3 + 2.4 * len(outside), 4), sharey=True, layout='constrained')
   for axis, name in zip(np.atleast_1d(axes), outside, strict=True):

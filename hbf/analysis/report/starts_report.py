@@ -23,7 +23,8 @@ REFERENCES = ('AdamW', 'Muon')  # arms to which the others are compared
 def table(measured: Mapping[str, Any]) -> str:
   """Return a Markdown table with a row for each arm.
 
-  The two columns of operations in a run have means over the seeds. All other columns list the values of the seeds.
+  The columns 'operations' and 'of these, changes' have means over the seeds. All other columns have a number for each
+  seed.
   """
   rows, seeds = measured['rows'], sorted({row['seed'] for row in measured['rows']})
   header = (

@@ -24,7 +24,7 @@ LINES = {'copies': 'facts written after a passage, %', 'bits': 'bits per charact
 def table(measured: Mapping[str, Any]) -> str:
   """Return a Markdown table with a row for each model and method.
 
-  Cells have means and standard deviations over seeds.
+  Cells have means and standard deviations over seeds. Bits per character have means only.
   """
   most = max(after['facts'] for row in measured['rows'] for after in row['many'])
   header = (
@@ -62,8 +62,8 @@ def _bits(values: Sequence[float]) -> str:
 def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
   """Write a PNG with three panels for the first model.
 
-  The left panel has a marker for each option that was tried for single facts. The other panels show the
-  scores in `LINES` against the number of facts that the model was taught.
+  The left panel has a marker for each choice of a method's options that was tried for single facts. The other panels
+  show the scores in `LINES` against the number of facts that the model was taught.
   """
   rows = [row for row in measured['rows'] if row['model'] == measured['rows'][0]['model']]
   figure, (left, *panels) = plt.subplots(1, 3, figsize=(15, 4.6), layout='constrained')

@@ -134,7 +134,7 @@ def _votes(
   tested: Observed,
   cast: np.ndarray,
 ) -> Section:
-  """Return the section on the centers of the last block with the strongest votes for some answers.
+  """Return the section on the centers of the last block with the strongest votes for answers in windows of `test`.
 
   Args:
     run: the run.

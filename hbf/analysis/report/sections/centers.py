@@ -92,7 +92,10 @@ def _numbers(training: LabeledImages, found: Census, moved: Census) -> dict[str,
 
 
 def _chance(training: LabeledImages) -> float:
-  """Return the mean share of the most common class in sets of `NEAREST` random training images."""
+  """Return the purity that is due to chance.
+
+  It is the mean share of the most common class in sets of `NEAREST` random training images.
+  """
   drawn = np.random.default_rng(0).choice(training.labels, (RANDOM_DRAWS, min(NEAREST, len(training.labels))))
   return float(np.mean([np.bincount(row).max() / len(row) for row in drawn]))
 

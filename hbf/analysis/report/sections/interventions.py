@@ -86,9 +86,9 @@ def _controls(
   training: LabeledImages,
   found: Mapping[str, Census],
 ) -> dict[str, Effect]:
-  """Return the effects of larger changes, by a description of the change.
+  """Return the effects of changes that are larger than silencing one unit, by a description of the change.
 
-  The changes silence all units of the last block or half of them, move all centers, or give all parameters their
+  They silence all units of the last block or half of them, move all centers, or give all parameters their
   initial values.
   """
   every = range(len(units.coefficients))

@@ -52,7 +52,10 @@ def section(run: TrainedRun, others: Mapping[str, np.ndarray]) -> Section:
 
 
 def _scores(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
-  """Return several scores [n] of the images, by name. Images like the training images should have greater scores."""
+  """Return several scores [n] of the images, by name.
+
+  Test images should have greater scores than out-of-distribution images.
+  """
   logits = run.logits(images)
   near = nearness(run, images)
   scores = {SOFTMAX: softmax_score(logits), ENERGY: energy_score(logits)}

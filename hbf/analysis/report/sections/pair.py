@@ -147,7 +147,7 @@ def _matches(one: TrainedRun, other: TrainedRun, images: np.ndarray, numbers: di
 
   Each center is matched with a center of the other run that responds similarly to the same tokens. A row has the mean
   correlation of the responses of matched centers in a block. Only blocks that have centers and the same number of
-  tokens in both runs are compared. If there is none, return None. The correlations are added to `numbers`.
+  tokens in both runs are compared. If there is no such block, return None. The correlations are added to `numbers`.
   """
   rows = []
   numbers['matched'] = {}

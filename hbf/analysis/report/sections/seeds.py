@@ -132,8 +132,8 @@ def quantities(numbers: Mapping[str, Any]) -> dict[str, float]:
   """Return the numbers of a page that can be compared between seeds. The keys are the names that readers see.
 
   Args:
-    numbers: the numbers of each section, as in explain.json. A section that is missing, or that the model lacks, adds
-      nothing.
+    numbers: the numbers of each section, as in explain.json. A section adds nothing if it is missing, or if the model
+      lacks what it describes.
   """
   scores = {'accuracy': 'test accuracy, %', 'token_nll': 'test loss, nats a token'}
   found = {said: numbers['run'][name] for name, said in scores.items() if name in numbers['run']}
