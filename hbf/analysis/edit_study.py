@@ -41,7 +41,7 @@ KEPT = 99.0  # least accuracy that many edits must leave on images that are neve
 EDITS = (1, 10, 100, 1_000)
 # Numbers of images for fine-tuning on single images: in the result, in a trial, and other images to measure damage.
 TUNED, TUNED_IN_TRIALS, OTHERS = 200, 20, 1_000
-STEPS = 100  # most steps of fine-tuning on an image
+STEPS = 101  # most steps of fine-tuning on an image
 RATES = tuple(float(rate) for rate in np.logspace(-4.5, 1, 12))
 FINE_TUNING = 'fine-tuning of all parameters'
 
@@ -233,7 +233,7 @@ def descend(loss: Callable[[Any], tuple[jax.Array, jax.Array]], params: Any, rat
     rate_now = jnp.where(right, 0.0, rate)
     return jax.tree.map(lambda p, g: p - rate_now * g, params, gradient), right, number + 1
 
-  return jax.lax.while_loop(lambda state: ~state[1] & (state[2] <= STEPS), step, (params, jnp.array(False), 0))[0]
+  return jax.lax.while_loop(lambda state: ~state[1] & (state[2] < STEPS), step, (params, jnp.array(False), 0))[0]
 
 
 class FineTuning:
