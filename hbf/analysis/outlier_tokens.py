@@ -63,9 +63,12 @@ class Seen(NamedTuple):
 class Fitted(NamedTuple):
   """Training tokens of a block, and centers that k-means finds among them.
 
+  New tokens are compared with them: with the centers in the score `MEANS`, with the training tokens in `TOKENS`.
+
   Attributes:
     means: the centers of k-means, as many as stage 2 has units, [U, D].
-    variance: mean squared distance of a token to the nearest center of k-means, divided by D.
+    variance: mean squared distance of a token to the nearest center of k-means, divided by D. It is the variance of
+      the Gaussians in the score `MEANS`.
     bank: random training tokens, among which nearest tokens are searched, [M, D].
   """
 
@@ -154,8 +157,8 @@ class Scores(NamedTuple):
   Attributes:
     logits: [n, classes].
     features: input of the head, [n, F].
-    tokens: the scores that come from tokens, as `tokens[score][block]`. Each is an array [n], but the score `TOKENS`
-      is an array with a column for each k in `RANKS`.
+    tokens: the scores that come from tokens, as `tokens[score][block]`. Each is an array [n]. Only the score
+      `TOKENS` has a column for each k in `RANKS`.
   """
 
   logits: np.ndarray

@@ -67,7 +67,9 @@ class Rest(ImageClassifier):
 
 
 class Seen(NamedTuple):
-  """Inputs of two linear layers, the output layer of the last stage 2 and the head, for B images.
+  """Inputs of the two linear layers that can be refitted, for B images.
+
+  The layers are the output layer of the last stage 2, and the head.
 
   Attributes:
     inputs: a list of arrays [B, N, A + 1]: the inputs of stage 2's output layer, with a 1 at the end. The first array
@@ -82,12 +84,12 @@ class Seen(NamedTuple):
 
 
 def see(model: ImageClassifier, params: Any, images: jax.Array, stages: Sequence[Any] = ()) -> Seen:
-  """Return the inputs of the linear layers for normalized images [B, height, width, channels].
+  """Return the inputs of the linear layers that can be refitted.
 
   Args:
     model: the network.
     params: its parameters.
-    images: normalized images.
+    images: normalized images, [B, height, width, channels].
     stages: a list of other parameters for the last stage 2. For each, the list `Seen.inputs` gets one more array.
   """
   last = last_block(model)
@@ -323,7 +325,7 @@ class Problem:
 
 
 class Path(NamedTuple):
-  """The parts of q, the quadratic model of the loss, that give its minimum for every damping λ (`step`).
+  """Precomputed parts of q, the quadratic model of the loss, from which `step` gets q's minimum for any damping λ.
 
   The minimum is taken in a Krylov space of m dimensions. The space is in K-FAC's coordinates: a matrix X [A + 1, D]
   stands for the change Δ = L X R of W.
@@ -350,7 +352,10 @@ class Path(NamedTuple):
     return self._back(np.linalg.solve(self.matrix + ridge * np.eye(len(self.matrix)), start))
 
   def random(self, step: np.ndarray, seed: int) -> np.ndarray:
-    """Return a random change of the weights. In K-FAC's coordinates, it has the same norm as the change `step`."""
+    """Return a random change of the weights, as a control for the change `step`.
+
+    In K-FAC's coordinates, both changes have the same norm.
+    """
     left, right = self.roots
     norm = np.linalg.norm(np.linalg.solve(left, step) @ np.linalg.inv(right))
     direction = np.random.default_rng(seed).normal(size=step.shape)

@@ -101,7 +101,10 @@ def removed_counts(count: int) -> np.ndarray:
 
 
 def random_orders(count: int, patches: int) -> list[np.ndarray]:
-  """Return `DRAWS` arrays, int [count, patches]. Each of the `count` rows is a random order of an image's patches."""
+  """Draw `DRAWS` arrays of random orders, int [count, patches]. Each row orders the patches of one of `count` images.
+
+  They are controls: `deletion` with the order by relevance is compared with `deletion` with these orders.
+  """
   random = np.random.default_rng(0)
   return [random.permuted(np.tile(np.arange(patches), (count, 1)), axis=1) for _ in range(DRAWS)]
 

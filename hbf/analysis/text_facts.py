@@ -71,6 +71,8 @@ def _name(rng: np.random.Generator) -> str:
 def contexts(places: Places) -> np.ndarray:
   """Return the context of each of m places: the token at the place, and all tokens before it.
 
+  A lookup compares contexts in place of points (`hbf.analysis.text_edit_methods`).
+
   A row of the result, int32 [m, T], begins with the token at the place and goes backwards. After the first token of
   the text, it is filled up with −1.
   """

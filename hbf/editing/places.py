@@ -138,8 +138,9 @@ class Passages:
 def points_of_copies(model: LanguageModel, params: Any, passages: Passages) -> dict[str, np.ndarray]:
   """Return the points of n tokens, each after `PASSAGES` different passages, float32 [n, PASSAGES, D] by layer.
 
-  The tokens come from the beginnings of `BEGINNINGS` lines. For each beginning, `PASSAGES` passages are drawn, and
-  the model reads the beginning once after each of these passages.
+  `hbf.editing.guard.metric_of` computes the metric of copies from these points. The tokens come from the beginnings
+  of `BEGINNINGS` lines. For each beginning, `PASSAGES` passages are drawn, and the model reads the beginning once
+  after each of these passages.
 
   Raises:
     UserError: the windows of the model are too short to hold a passage and a beginning.

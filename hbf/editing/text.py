@@ -96,7 +96,8 @@ class TextEditor(Editor):
       UserError: prompt or answer is empty, too long, or has characters that the vocabulary lacks. Or the model
         already writes the answer. Or an earlier edit has a center at a point of this edit. Or the model predicts the
         same token at all guarded places, and this token is in the answer. Or the points of the answer's tokens are
-        too much alike to tell the tokens apart. In these cases, no edit is made.
+        too much alike to tell the tokens apart. Or `reach` or `margin` is not positive. In these cases, no edit is
+        made.
     """
     check_options(reach, margin)
     tokens, wanted = encode(self.tokenizer, prompt, answer, self.model.length)
@@ -110,7 +111,10 @@ class TextEditor(Editor):
     self.edits = edits
 
   def _continued(self, tokens: np.ndarray, count: int) -> str:
-    """Return a text of `count` tokens that continues the prompt `tokens`. Each token is the likeliest next token."""
+    """Return the likeliest continuation of the prompt `tokens`, chosen token by token, with the edits made so far.
+
+    The result is the text of the `count` tokens after the prompt.
+    """
     text = tokens
     for _ in range(count):
       end = Places.of([(text, text[:1])], self.model.length)
