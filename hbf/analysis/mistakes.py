@@ -61,7 +61,7 @@ def most_ambiguous(probabilities: np.ndarray, most: int) -> np.ndarray:
 
 
 def confused(confusion: np.ndarray, most: int) -> list[tuple[int, int, int]]:
-  """Return at most `most` of the most common mistakes: (label, answer, number of examples), the most common first.
+  """Return the most common mistakes as tuples (label, answer, number of examples), the most common first.
 
   Args:
     confusion: the confusion matrix, int [classes, classes]. A row is a label, a column is an answer.

@@ -49,9 +49,9 @@ DRAWS = 200  # random matrices
 
 
 class Split(NamedTuple):
-  """The n images of a split, as the refits of two linear layers need them.
+  """The inputs of two linear layers for the n images of a split, and the labels of the images.
 
-  The layers are the head and the output layer of the last stage 2.
+  The layers are the head and the output layer of the last stage 2. They are refitted on these inputs.
 
   Attributes:
     seen: the inputs of both layers. `seen.inputs` is a list of two arrays for the output layer of stage 2: its inputs
@@ -94,7 +94,7 @@ def untrained(restored: Restored) -> Any:
 
 
 def read_split(restored: Restored, name: str, most: int, stages: Sequence[Any]) -> Split:
-  """Pass the images of a split through the network once, and return what the refits need.
+  """Pass the images of a split through the network once, and return the arrays that the refits need.
 
   Images of the split 'train' are transformed as in training.
 

@@ -120,7 +120,7 @@ def _features(model: ImageClassifier, params: Any, images: jax.Array) -> jax.Arr
 
 @functools.partial(jax.jit, static_argnums=0)
 def _tokens(model: ImageClassifier, params: Any, images: jax.Array) -> dict[str, jax.Array]:
-  """Return for each block `PER_IMAGE` evenly spaced tokens of each image, [B, PER_IMAGE, D]."""
+  """Return, by block, about `PER_IMAGE` evenly spaced tokens of each image, [B, tokens, D]."""
   seen = _observe(model, params, images)
   return {
     block: found.tokens[:, :: max(1, found.tokens.shape[1] // PER_IMAGE)] for block, found in seen.blocks.items()

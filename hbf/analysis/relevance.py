@@ -101,9 +101,9 @@ def removed_counts(count: int) -> np.ndarray:
 
 
 def random_orders(count: int, patches: int) -> list[np.ndarray]:
-  """Draw `DRAWS` arrays of random orders, int [count, patches]. Each row orders the patches of one of `count` images.
+  """Draw `DRAWS` arrays, int [count, patches]. Each of the `count` rows is a random order of an image's patches.
 
-  They are controls: `deletion` with the order by relevance is compared with `deletion` with these orders.
+  A removal in these orders is the control for a removal in the order of relevance.
   """
   random = np.random.default_rng(0)
   return [random.permuted(np.tile(np.arange(patches), (count, 1)), axis=1) for _ in range(DRAWS)]

@@ -99,7 +99,7 @@ def least_squares(inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
 def nearest_distance(centers: np.ndarray) -> float:
   """Return the mean over `centers` [A, D] of the distance from a center to its nearest other center.
 
-  The distance between two equal centers is 0, and counts in the mean.
+  New centers get it as σ. The distance between two equal centers is 0, and counts in the mean.
   """
   distances = squared(centers, centers)
   np.fill_diagonal(distances, np.inf)
@@ -200,7 +200,7 @@ def _start(centers: str, key: jax.Array, rows: jax.Array, count: int) -> jax.Arr
 def class_codes(classes: int, width: int, seed: int) -> np.ndarray:
   """Return random codes [K, D] of norm √D for K classes, where D is the width. They are orthogonal if K ≤ D.
 
-  `three_phases` multiplies fitted one-hot vectors by them to get the coefficients.
+  `three_phases` multiplies a least-squares fit B [A + 1, K] by them to get coefficients and bias [A + 1, D].
   """
   drawn = np.random.default_rng(seed).normal(size=(width, classes))
   codes = np.linalg.qr(drawn)[0].T if classes <= width else of_norm_1(drawn.T)
@@ -257,7 +257,7 @@ def with_agop_metric(
 ) -> Params:
   """Return parameters in which the diagonal metric of each block comes from its AGOP.
 
-  The gain of each block changes too, so that the mean response is 1.
+  The gain of each stage 2, which multiplies its responses, is set so that their mean is 1.
 
   Args:
     model: the network.

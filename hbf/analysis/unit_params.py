@@ -130,8 +130,8 @@ def add(
 ) -> Resized:
   """Add a unit to a block. Stage 2 becomes z(y) + R(y) c, where R is the response of the new unit.
 
-  All heads of all blocks of a network have the same number of units. So each of the other heads gets a
-  silent unit, which has coefficients 0.
+  All heads of all blocks of a network have the same number of units. So each of the other heads gets a silent
+  unit, which has coefficients 0.
 
   If each center has its own σ or radius, a new center gets the mean over its head's centers. For σ, it is the mean of
   log σ. If the coefficients of the stage are linear functions of the token, those of the new center are constant.

@@ -18,8 +18,8 @@ from hbf.nn.hyperbf import HyperBFAttention
 def attention_weights(model: ImageClassifier | LanguageModel, params: Any, inputs: jax.Array) -> dict[str, jax.Array]:
   """Compute the attention weights of every head, for each block whose stage 1 is softmax, HyperBF or gated attention.
 
-  The output of a head is linear in its values. So the weights are its outputs if its values are one-hot vectors. The
-  weights of a query sum to 1. If stage 1 has a memory, the sum includes the weights of its centers, which are not
+  The output of a head is Σ_j w_j v_j. So with one-hot vectors in place of the values v_j, it shows the weights w_j.
+  The weights of a query sum to 1. If stage 1 has a memory, the sum includes the weights of its centers, which are not
   returned.
 
   Args:

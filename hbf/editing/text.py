@@ -111,10 +111,7 @@ class TextEditor(Editor):
     self.edits = edits
 
   def _continued(self, tokens: np.ndarray, count: int) -> str:
-    """Return the likeliest continuation of the prompt `tokens`, chosen token by token, with the edits made so far.
-
-    The result is the text of the `count` tokens after the prompt.
-    """
+    """Return the greedy continuation of the prompt `tokens` by the edited model, a text of `count` tokens."""
     text = tokens
     for _ in range(count):
       end = Places.of([(text, text[:1])], self.model.length)

@@ -14,7 +14,7 @@ GROWTH = 4  # each fixed size of a batch is at most this many times the size bef
 
 
 class OverloadedError(Exception):
-  """An error: the server already holds as many images as it may, and takes no further image."""
+  """The error of a request that comes while the server holds as many images as it may."""
 
 
 def fixed_sizes(most: int) -> tuple[int, ...]:
