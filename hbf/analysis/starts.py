@@ -99,7 +99,7 @@ def least_squares(inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
 def nearest_distance(centers: np.ndarray) -> float:
   """Return the mean over `centers` [A, D] of the distance from a center to its nearest other center.
 
-  New centers get it as σ. The distance between two equal centers is 0, and counts in the mean.
+  `with_centers` sets σ to this mean. The distance between two equal centers is 0, and counts in the mean.
   """
   distances = squared(centers, centers)
   np.fill_diagonal(distances, np.inf)

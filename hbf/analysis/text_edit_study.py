@@ -220,9 +220,9 @@ def scores(logits: Mapping[str, np.ndarray], split: Split, facts: range) -> dict
 
 
 def _written(logits: np.ndarray, split: Split, name: str, facts: range) -> np.ndarray:
-  """Return a boolean for each text of the kind `name`, such as 'copies', of the facts.
+  """Return a boolean for each text of these facts in `split.places[name]`.
 
-  It is True if greedy decoding gives the wanted continuation.
+  It is True if the likeliest tokens at the places of the text are the wanted continuation.
   """
   rows, places = split.rows(name, facts), split.places[name]
   wrong = logits.argmax(axis=-1) != places.following[rows]

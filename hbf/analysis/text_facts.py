@@ -71,10 +71,8 @@ def _name(rng: np.random.Generator) -> str:
 def contexts(places: Places) -> np.ndarray:
   """Return the context of each of m places: the token at the place, and all tokens before it.
 
-  A lookup compares contexts in place of points (`hbf.analysis.text_edit_methods`).
-
   A row of the result, int32 [m, T], begins with the token at the place and goes backwards. After the first token of
-  the text, it is filled up with −1.
+  the text, it is filled up with −1. The method lookup compares these rows (`hbf.analysis.text_edit_methods`).
   """
   back = places.columns[:, None] - np.arange(places.windows.shape[1])
   return np.where(back >= 0, places.windows[places.rows[:, None], np.maximum(back, 0)], -1)

@@ -261,7 +261,7 @@ def _with_rows(params: Params, rows: dict[str, jax.Array]) -> Params:
 
 
 def _with_silent(name: str, rows: jax.Array) -> jax.Array:
-  """Append the row of a silent unit to each head of the parameter `name`, [heads, units, …]."""
+  """Append the row of a silent unit to each head in `rows` [heads, units, …], the parameter `name` (`_rows`)."""
   constant = {'coefficients': 0.0, 'slopes': 0.0, 'slope_bias': 1.0}
   last = rows.mean(axis=1, keepdims=True)
   if name in constant:
