@@ -334,7 +334,7 @@ class Path(NamedTuple):
     basis: an orthonormal basis of the space, m matrices X, [m, A + 1, D]. The first is along the negative gradient.
     matrix: q's matrix in this basis, without λ, [m, m].
     slope: the norm of the gradient in K-FAC's coordinates.
-    roots: the matrices L [A + 1, A + 1] and R [D, D].
+    roots: L [A + 1, A + 1] and R [D, D], the inverse square roots of K-FAC's factors (`Problem.factors`).
   """
 
   basis: np.ndarray
@@ -343,9 +343,9 @@ class Path(NamedTuple):
   roots: tuple[np.ndarray, np.ndarray]
 
   def step(self, damping: float) -> np.ndarray:
-    """Return the change [A + 1, D] of the weights that minimizes the quadratic model.
+    """Return the change [A + 1, D] of the weights that minimizes q in the Krylov space.
 
-    λ is `damping` times the greatest eigenvalue of `matrix`.
+    The λ of q is `damping` times the greatest eigenvalue of `matrix`.
     """
     ridge = damping * np.linalg.eigvalsh(self.matrix)[-1]
     start = self.slope * np.eye(len(self.matrix))[0]
@@ -367,7 +367,7 @@ class Path(NamedTuple):
 
 
 def solve(problem: Problem, weights: np.ndarray, iterations: int) -> Path:
-  """Run a Lanczos iteration on q, the quadratic model of the loss at `weights`. Return its minima for every damping.
+  """Run a Lanczos iteration on q, the quadratic model of the loss at `weights`, to find its minimum for any damping.
 
   Args:
     problem: the loss.

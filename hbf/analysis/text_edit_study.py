@@ -122,7 +122,7 @@ def observed(run: TextRun, places: Places) -> dict[str, Observed]:
 
 
 def passages_of(run: TextRun, split: str, seed: int) -> Passages:
-  """Return random passages of a split. A copy of a prompt follows one of them."""
+  """Return random passages of a split. A copy of a text follows one of them."""
   tokens = make_splits(run.task, run.restored.config.data.validation)[split].tokens
   return text.passages_of(tokens, run.tokenizer, run.task.length, seed)
 
