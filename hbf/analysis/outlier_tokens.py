@@ -33,9 +33,9 @@ class Stage2(NamedTuple):
 
   Attributes:
     tokens: input of the stage, after the LayerNorm, float32 [B, N, D].
-    responses: a number for each unit and token, [B, N, U], for the score `GREATEST`. For a center, it is log K, without a normalization over
-      the centers. If K may be 0 or negative, the depth b − s replaces log K. For a unit of an MLP, it is w·x + b
-      before the activation. In a gated MLP, w and b are those of the gate.
+    responses: a number for each unit and token, [B, N, U], for the score `GREATEST`. For a center, it is log K,
+      without a normalization over the centers. If K may be 0 or negative, the depth b − s replaces log K. For a unit
+      of an MLP, it is w·x + b before the activation. In a gated MLP, w and b are those of the gate.
     log_kernels: log K of each center for each token, [B, N, U], for the score `CENTERS`. If K may be 0 or negative,
       a Gaussian with the stage's sigma replaces K. None in an MLP.
   """

@@ -129,10 +129,10 @@ def metric_of_classes(features: np.ndarray, labels: np.ndarray, ridge: float = R
 
 
 def moves(entries: Sequence[Entry], side: int) -> tuple[Entry, ...]:
-  """Return the transforms in `entries` that only move pixels and do not change their colors. Copies are made with them.
+  """Return the transforms in `entries` that only move pixels and do not change their colors.
 
-  If there are none, return a shift by up to an eighth of the side. The transform `alternate_flip`, which flips in
-  every other epoch, becomes a random flip.
+  Copies of images are made with them. If there are none, return a shift by up to an eighth of the side. The transform
+  `alternate_flip`, which flips in every other epoch, becomes a random flip.
 
   Args:
     entries: the transforms of training.
