@@ -15,7 +15,7 @@ def summary(logits: np.ndarray, labels: np.ndarray) -> dict:
     labels: the true classes, int32 [n].
 
   Returns:
-    The entries of two dicts in one: those of `summarize` and of `detail` in `hbf.evaluation.classification`.
+    One dict with the entries that `summarize` and `detail` in `hbf.evaluation.classification` return.
   """
   count = jax.jit(
     lambda logits, labels: Counts.zeros(logits.shape[1]).add(logits, labels, jnp.ones(len(labels), bool))
@@ -43,13 +43,16 @@ def risk_coverage(confidence: np.ndarray, correct: np.ndarray) -> tuple[np.ndarr
 
 
 def most_confident(probabilities: np.ndarray, labels: np.ndarray, most: int) -> np.ndarray:
-  """Return the indices, int [m], of m ≤ `most` examples with wrong answers. The most confident answer comes first."""
+  """Return the indices, int [m], of the m ≤ `most` examples with the most confident wrong answers.
+
+  The most confident answer comes first.
+  """
   wrong = np.flatnonzero(probabilities.argmax(axis=1) != labels)
   return wrong[np.argsort(-probabilities[wrong].max(axis=1), kind='stable')][:most]
 
 
 def most_ambiguous(probabilities: np.ndarray, most: int) -> np.ndarray:
-  """Return the indices, int [m], of m ≤ `most` examples whose two largest probabilities differ least.
+  """Return the indices, int [m], of the m ≤ `most` examples whose two largest probabilities differ least.
 
   The smallest difference comes first.
   """
@@ -58,7 +61,7 @@ def most_ambiguous(probabilities: np.ndarray, most: int) -> np.ndarray:
 
 
 def confused(confusion: np.ndarray, most: int) -> list[tuple[int, int, int]]:
-  """Return at most `most` of the most common mistakes: (label, answer, number of examples), the most common first.
+  """Return the most common mistakes as tuples (label, answer, number of examples), the most common first.
 
   Args:
     confusion: the confusion matrix, int [classes, classes]. A row is a label, a column is an answer.

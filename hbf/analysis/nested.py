@@ -31,7 +31,9 @@ from hbf.training.workdir import write_json
 def curve(
   workdir: pathlib.Path, checkpoint: str, counts: Sequence[int], average: bool = False, **moved: str
 ) -> list[dict[str, Any]]:
-  """Measure a trained network on the test images, with only the first centers of every block.
+  """Measure a trained network on the test images for some numbers of centers.
+
+  Stage 2 of every block keeps only its first centers.
 
   Args:
     workdir: folder of a run whose stage 2 is hyperbf.
@@ -46,7 +48,7 @@ def curve(
     images), correct (number of right answers), accuracy and nll.
 
   Raises:
-    UserError: the run has no such checkpoint, or it has fewer centers than a count.
+    UserError: the run has no such checkpoint, or a count exceeds the number of centers of a block.
   """
   restored = restore(workdir, checkpoint, average=average, **moved)
   config, task = restored.config, restored.task

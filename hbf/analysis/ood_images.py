@@ -25,7 +25,7 @@ NOTHING: Mapping[str, Collection[str]] = {}
 def load_ood_images(
   run: ImageRun, wanted: Sequence[str], without: Mapping[str, Collection[str]] = NOTHING
 ) -> dict[str, np.ndarray]:
-  """Return images, uint8 [m, height, width, channels], by the name of their folder or data set.
+  """Return a dict from the name of each folder and data set to its images, uint8 [m, height, width, channels].
 
   The images get the shape of the run's training images. The entry 'noise' is always added: images of random pixels.
 

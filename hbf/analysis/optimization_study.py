@@ -49,9 +49,9 @@ DRAWS = 200  # random matrices
 
 
 class Split(NamedTuple):
-  """The n images of a split, as the refits of two linear layers need them.
+  """The inputs of two linear layers for the n images of a split, and the labels of the images.
 
-  The layers are the head and the output layer of the last stage 2.
+  The layers are the head and the output layer of the last stage 2. They are refitted on these inputs.
 
   Attributes:
     seen: the inputs of both layers. `seen.inputs` is a list of two arrays for the output layer of stage 2: its inputs
@@ -68,6 +68,10 @@ class Split(NamedTuple):
 
 def classifier(restored: Restored, workdir: pathlib.Path) -> tuple[ImageClassifier, Classification]:
   """Return the network and the task of a run.
+
+  Args:
+    restored: the restored run.
+    workdir: the run folder, for the messages of errors.
 
   Raises:
     UserError: the run is not of task classification, or holds out no images.
@@ -90,7 +94,7 @@ def untrained(restored: Restored) -> Any:
 
 
 def read_split(restored: Restored, name: str, most: int, stages: Sequence[Any]) -> Split:
-  """Pass the images of a split through the network once, and return what the refits need.
+  """Pass the images of a split through the network once, and return the arrays that the refits need.
 
   Images of the split 'train' are transformed as in training.
 
@@ -129,8 +133,8 @@ def problem(split: Split, tail: refit.Tail, loss: refit.Loss, weights: np.ndarra
     split: the images.
     tail: the part of the network after the last block.
     loss: the loss of logits against class probabilities.
-    weights: the trained coefficients, with the bias as the last row, [A + 1, D]. From them, the output of the trained
-      stage 2 is computed, and subtracted from the last block's tokens.
+    weights: the trained coefficients, with the bias as the last row, [A + 1, D]. They give the output of the
+      trained stage 2, which is subtracted from the last block's tokens to get `Problem.rest`.
     inputs: an index in `split.seen.inputs`: 0 for the responses of the trained stage 2, 1 for those of the untrained
       one.
   """
@@ -154,7 +158,7 @@ def codes(logits: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
   """Fit class codes to logits by least squares. Return the scale and the offset of the codes.
 
   The code of a class is the vector scale · (one-hot − 1/classes) + offset. It is fitted to the logits of the images
-  of this class.
+  of this class. Codes are the targets of refits with the squared loss.
 
   Args:
     logits: the logits of n images, [n, classes].
@@ -211,7 +215,7 @@ def run_refit(
   """Refit a linear layer. Return a row of the study's results, and the result of `hbf.analysis.refit.refit`.
 
   Args:
-    label: entries of the row that tell this refit from others: the layer, the start and the loss.
+    label: entries of the row that tell this refit from others: the layer, its initial weights and the loss.
     given: the loss as a function of the layer's weights, for each split. The loss on the training images is
       minimized. The loss on the held-out images chooses the damping.
     test: the cross-entropy on the test images, as a function of the layer's weights.
@@ -314,7 +318,7 @@ def measure_refits(restored: Restored, most: int) -> list[dict[str, Any]]:
 
 
 def _refit_head(restored: Restored, split: Splits) -> list[dict[str, Any]]:
-  """Refit the head of a run, from its trained weights and from 0. Return a row for each refit."""
+  """Refit the head of a run, from its trained weights and from weights of 0. Return a row for each refit."""
   head = restored.params['head']
   weights = np.concatenate([np.asarray(head['kernel']), np.asarray(head['bias'])[None]])
   given = Splits(*(of_head(each, refit.cross_entropy, each.targets) for each in split))
@@ -332,7 +336,7 @@ def _refit_head(restored: Restored, split: Splits) -> list[dict[str, Any]]:
 
 
 def measure_agop(restored: Restored) -> list[dict[str, Any]]:
-  """Compare the AGOP of each block with matrices of its stage 2, and with random matrices.
+  """Compute correlations of each block's AGOP with matrices of its stage 2, and with random matrices.
 
   The matrices of a stage 2 are those of `hbf.analysis.agop.feature_matrices`. Return a row for each of them, in the
   trained network and in the network at initialization.

@@ -94,8 +94,8 @@ class Known(NamedTuple):
   Attributes:
     tokens: training tokens and their k-means centers, by block.
     features: inputs of the head for training images, [n, F].
-    shared: Gaussians of the features of each class. All classes share one covariance.
-    own: Gaussians of the features of each class. Each class has its own covariance.
+    shared: Gaussians of the features of each class, with one covariance for all classes. For the score 'Mahalanobis'.
+    own: Gaussians of the features of each class, each with its own covariance. For the score 'class Gaussians'.
     held_out: scores of held-out images.
     rank: the choice of k in two scores. The first number is the k of the score 'k nearest features'. The second
       number selects the k of the score 'k nearest tokens': it is an index in `RANKS`.
@@ -112,7 +112,7 @@ class Known(NamedTuple):
 def learn(run: ImageRun) -> Known:
   """Fit the scores of a run to its training images, and choose their options on held-out images.
 
-  The options are two values of k, for the k nearest features and the k nearest tokens. They are the values with the
+  The options are two values of k, for the k nearest features and the k nearest tokens. Each is the value with the
   greatest AUROC between held-out images and made-up outliers.
 
   Raises:

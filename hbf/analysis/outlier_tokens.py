@@ -33,11 +33,11 @@ class Stage2(NamedTuple):
 
   Attributes:
     tokens: input of the stage, after the LayerNorm, float32 [B, N, D].
-    responses: a number for each unit and token, [B, N, U]. For a center, it is log K, without a normalization over
-      the centers. If K may be 0 or negative, the depth b − s replaces log K. For a unit of an MLP, it is w·x + b
-      before the activation. In a gated MLP, w and b are those of the gate.
-    log_kernels: log K of each center for each token, [B, N, U]. If K may be 0 or negative, a Gaussian with the
-      stage's sigma replaces K. None in an MLP.
+    responses: a number for each unit and token, [B, N, U], for the score `GREATEST`. For a center, it is log K,
+      without a normalization over the centers. If K may be 0 or negative, the depth b − s replaces log K. For a unit
+      of an MLP, it is w·x + b before the activation. In a gated MLP, w and b are those of the gate.
+    log_kernels: log K of each center for each token, [B, N, U], for the score `CENTERS`. If K may be 0 or negative,
+      a Gaussian with the stage's sigma replaces K. None in an MLP.
   """
 
   tokens: jax.Array
@@ -63,9 +63,12 @@ class Seen(NamedTuple):
 class Fitted(NamedTuple):
   """Training tokens of a block, and centers that k-means finds among them.
 
+  New tokens are compared with them: with the centers in the score `MEANS`, with the training tokens in `TOKENS`.
+
   Attributes:
     means: the centers of k-means, as many as stage 2 has units, [U, D].
-    variance: mean squared distance of a token to the nearest center of k-means, divided by D.
+    variance: mean squared distance of a token to the nearest center of k-means, divided by D. It is the variance of
+      the Gaussians in the score `MEANS`.
     bank: random training tokens, among which nearest tokens are searched, [M, D].
   """
 
@@ -117,7 +120,7 @@ def _features(model: ImageClassifier, params: Any, images: jax.Array) -> jax.Arr
 
 @functools.partial(jax.jit, static_argnums=0)
 def _tokens(model: ImageClassifier, params: Any, images: jax.Array) -> dict[str, jax.Array]:
-  """Return for each block `PER_IMAGE` evenly spaced tokens of each image, [B, PER_IMAGE, D]."""
+  """Return, by block, about `PER_IMAGE` evenly spaced tokens of each image, [B, tokens, D]."""
   seen = _observe(model, params, images)
   return {
     block: found.tokens[:, :: max(1, found.tokens.shape[1] // PER_IMAGE)] for block, found in seen.blocks.items()
@@ -154,8 +157,8 @@ class Scores(NamedTuple):
   Attributes:
     logits: [n, classes].
     features: input of the head, [n, F].
-    tokens: the scores that come from tokens, as `tokens[score][block]`. Each is an array [n], but the score `TOKENS`
-      is an array with a column for each k in `RANKS`.
+    tokens: the scores that come from tokens, as `tokens[score][block]`. Each is an array [n]. Only the score
+      `TOKENS` has a column for each k in `RANKS`.
   """
 
   logits: np.ndarray

@@ -67,7 +67,9 @@ class Rest(ImageClassifier):
 
 
 class Seen(NamedTuple):
-  """Inputs of two linear layers, the output layer of the last stage 2 and the head, for B images.
+  """Inputs of the two linear layers that can be refitted, for B images.
+
+  The layers are the output layer of the last stage 2, and the head.
 
   Attributes:
     inputs: a list of arrays [B, N, A + 1]: the inputs of stage 2's output layer, with a 1 at the end. The first array
@@ -82,12 +84,12 @@ class Seen(NamedTuple):
 
 
 def see(model: ImageClassifier, params: Any, images: jax.Array, stages: Sequence[Any] = ()) -> Seen:
-  """Return the inputs of the linear layers for normalized images [B, height, width, channels].
+  """Return the inputs of the linear layers that can be refitted.
 
   Args:
     model: the network.
     params: its parameters.
-    images: normalized images.
+    images: normalized images, [B, height, width, channels].
     stages: a list of other parameters for the last stage 2. For each, the list `Seen.inputs` gets one more array.
   """
   last = last_block(model)
@@ -297,7 +299,7 @@ class Problem:
     return len(self.inputs) * self._count(_gradient, 1)
 
   def _count(self, function: Any, directions: int) -> float:
-    """Return the number of operations of a function that `_apply` calls with one image and `directions` matrices."""
+    """Return the number of operations of `function` for one image and `directions` matrices (`_apply`)."""
     example = [jax.ShapeDtypeStruct((1, *z.shape[1:]), z.dtype) for z in (self.inputs, self.rest, self.targets)]
     weights = jax.ShapeDtypeStruct((self.inputs.shape[-1], self.rest.shape[-1]), self.rest.dtype)
     return float(count_flops(functools.partial(function, self.tail, self.loss), *[weights] * directions, *example))
@@ -323,7 +325,7 @@ class Problem:
 
 
 class Path(NamedTuple):
-  """The parts of q, the quadratic model of the loss, that give its minimum for every damping λ (`step`).
+  """Precomputed parts of q, the quadratic model of the loss, from which `step` gets q's minimum for any damping λ.
 
   The minimum is taken in a Krylov space of m dimensions. The space is in K-FAC's coordinates: a matrix X [A + 1, D]
   stands for the change Δ = L X R of W.
@@ -332,7 +334,7 @@ class Path(NamedTuple):
     basis: an orthonormal basis of the space, m matrices X, [m, A + 1, D]. The first is along the negative gradient.
     matrix: q's matrix in this basis, without λ, [m, m].
     slope: the norm of the gradient in K-FAC's coordinates.
-    roots: the matrices L [A + 1, A + 1] and R [D, D].
+    roots: L [A + 1, A + 1] and R [D, D], the inverse square roots of K-FAC's factors (`Problem.factors`).
   """
 
   basis: np.ndarray
@@ -341,16 +343,19 @@ class Path(NamedTuple):
   roots: tuple[np.ndarray, np.ndarray]
 
   def step(self, damping: float) -> np.ndarray:
-    """Return the change [A + 1, D] of the weights that minimizes the quadratic model.
+    """Return the change [A + 1, D] of the weights that minimizes q in the Krylov space.
 
-    λ is `damping` times the greatest eigenvalue of `matrix`.
+    The λ of q is `damping` times the greatest eigenvalue of `matrix`.
     """
     ridge = damping * np.linalg.eigvalsh(self.matrix)[-1]
     start = self.slope * np.eye(len(self.matrix))[0]
     return self._back(np.linalg.solve(self.matrix + ridge * np.eye(len(self.matrix)), start))
 
   def random(self, step: np.ndarray, seed: int) -> np.ndarray:
-    """Return a random change of the weights. In K-FAC's coordinates, it has the same norm as the change `step`."""
+    """Return a random change of the weights, as a control for the change `step`.
+
+    In K-FAC's coordinates, both changes have the same norm.
+    """
     left, right = self.roots
     norm = np.linalg.norm(np.linalg.solve(left, step) @ np.linalg.inv(right))
     direction = np.random.default_rng(seed).normal(size=step.shape)
@@ -362,7 +367,7 @@ class Path(NamedTuple):
 
 
 def solve(problem: Problem, weights: np.ndarray, iterations: int) -> Path:
-  """Run a Lanczos iteration on q, the quadratic model of the loss at `weights`. Return its minima for every damping.
+  """Run a Lanczos iteration on q, the quadratic model of the loss at `weights`, to find its minimum for any damping.
 
   Args:
     problem: the loss.

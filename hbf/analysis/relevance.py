@@ -93,17 +93,21 @@ def deletion(
 
 
 def removed_counts(count: int) -> np.ndarray:
-  """Return the number of removed patches at each of the S points of a deletion curve, int [S].
+  """Return the number of removed patches or units at each of the S points of a curve such as `deletion`'s, int [S].
 
-  The numbers are evenly spaced from 0 to `count`, the number of all patches.
+  The numbers are evenly spaced from 0 to `count`, the number of all patches or units.
   """
   return np.unique(np.linspace(0, count, min(count, STEPS) + 1).round().astype(int))
 
 
-def random_orders(count: int, patches: int) -> list[np.ndarray]:
-  """Return `DRAWS` arrays, int [count, patches]. Each of the `count` rows is a random order of an image's patches."""
+def random_orders(count: int, parts: int) -> list[np.ndarray]:
+  """Draw `DRAWS` arrays, int [count, parts]. Each row is a random order of the parts of one of `count` images.
+
+  The parts are the patches of the image, or the units of the last block. Their removal in a random order is a control
+  for their removal in the order of relevance.
+  """
   random = np.random.default_rng(0)
-  return [random.permuted(np.tile(np.arange(patches), (count, 1)), axis=1) for _ in range(DRAWS)]
+  return [random.permuted(np.tile(np.arange(parts), (count, 1)), axis=1) for _ in range(DRAWS)]
 
 
 def color(run: TrainedRun) -> list[int]:

@@ -46,7 +46,7 @@ class SigmaSummary:
 
 
 def summarize_sigmas(run: TrainedRun, images: np.ndarray) -> dict[str, dict[str, SigmaSummary]]:
-  """Return a summary of every kernel. The entry `['block0']['stage2']` of the result is about stage 2 of block 0.
+  """Return a summary of each stage that has a kernel, as `result['block0']['stage2']` for stage 2 of block 0.
 
   Args:
     run: the run.
@@ -101,7 +101,7 @@ def _initial_sigmas(model: ImageClassifier, images: jax.Array) -> dict[str, Any]
 
 @functools.partial(jax.jit, static_argnums=0)
 def _mean_squares(model: ImageClassifier, params: Any, images: jax.Array) -> dict[tuple[str, str], jax.Array]:
-  """Return the mean of ‖W(x − t)‖² by block and stage."""
+  """Return, by block and stage, the mean of ‖W(x − t)‖² over points x and centers t."""
   found: dict[tuple[str, str], jax.Array] = {}
 
   def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:

@@ -239,9 +239,12 @@ def _with_order(images: Splits, seed: int) -> dict[str, Images]:
 def choose(images: Splits) -> list[dict[str, Any]]:
   """Choose a learning rate for each network, with and without replay, on held-out training images.
 
+  Args:
+    images: images and labels of CIFAR-10 by split.
+
   Returns:
     A row for each network with and without replay. It has the keys 'arm', 'replay', 'rate' (the chosen rate) and
-    'accuracies': for each of the `RATES`, the accuracy after the last task.
+    'accuracies': for each of the `RATES`, the mean accuracy over all tasks, measured after the last task.
   """
   train = _with_order(images, TRIAL_SEED)['train']
   tried, judged = train.of_each_class(0, TRIED), train.of_each_class(TRIED, TRIED + HELD_OUT)
@@ -259,6 +262,8 @@ def choose(images: Splits) -> list[dict[str, Any]]:
 
 def measure(images: Splits, options: list[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
   """Train all networks on the tasks. Return a row for each network, with and without replay.
+
+  A row has the keys 'seed', 'arm' and 'replay', and the accuracies that `learn` returns.
 
   Args:
     images: images and labels of CIFAR-10 by split.

@@ -99,7 +99,7 @@ def least_squares(inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
 def nearest_distance(centers: np.ndarray) -> float:
   """Return the mean over `centers` [A, D] of the distance from a center to its nearest other center.
 
-  The distance between two equal centers is 0, and counts in the mean.
+  `with_centers` sets σ to this mean. The distance between two equal centers is 0, and counts in the mean.
   """
   distances = squared(centers, centers)
   np.fill_diagonal(distances, np.inf)
@@ -198,7 +198,10 @@ def _start(centers: str, key: jax.Array, rows: jax.Array, count: int) -> jax.Arr
 
 
 def class_codes(classes: int, width: int, seed: int) -> np.ndarray:
-  """Return random codes [K, D] of norm √D for K classes, where D is the width. They are orthogonal if K ≤ D."""
+  """Return random codes [K, D] of norm √D for K classes, where D is the width. They are orthogonal if K ≤ D.
+
+  `three_phases` multiplies a least-squares fit B [A + 1, K] by them to get coefficients and bias [A + 1, D].
+  """
   drawn = np.random.default_rng(seed).normal(size=(width, classes))
   codes = np.linalg.qr(drawn)[0].T if classes <= width else of_norm_1(drawn.T)
   return codes * np.sqrt(width)
@@ -232,12 +235,12 @@ _layer_inputs = jax.jit(layer_inputs, static_argnums=0)
 
 
 def responses(stage: HyperBFCenters, params: Params, points: np.ndarray) -> np.ndarray:
-  """Return the responses of centers to points [n, N, D] with a 1 at the end, as rows [n·N, A + 1].
+  """Return a row [A + 1] for each of n·N points: the responses of the A centers, and a 1 for the bias.
 
   Args:
     stage: the stage 2.
     params: its parameters.
-    points: its inputs.
+    points: its inputs, [n, N, D].
   """
   found = in_batches(lambda batch: _layer_inputs(stage, params, batch), points, BATCH)
   return np.asarray(found).reshape(-1, found.shape[-1])
@@ -253,6 +256,8 @@ def with_agop_metric(
   model: ImageClassifier, params: Params, outer: Mapping[str, np.ndarray], images: np.ndarray
 ) -> Params:
   """Return parameters in which the diagonal metric of each block comes from its AGOP.
+
+  The gain of each stage 2, which multiplies its responses, is set so that their mean is 1.
 
   Args:
     model: the network.
@@ -304,7 +309,7 @@ def usage(found: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
 
 
 def most_used(model: ImageClassifier, params: Params, points: Mapping[str, np.ndarray], count: int) -> dict[str, Any]:
-  """Return the indices of the `count` centers with the greatest `usage` in each block. The indices increase.
+  """Return, by block, the indices of the `count` centers with the greatest `usage`, in increasing order.
 
   Args:
     model: the network.
@@ -322,7 +327,7 @@ def most_used(model: ImageClassifier, params: Params, points: Mapping[str, np.nd
 
 
 def draw_tokens(points: Mapping[str, np.ndarray], rows: np.ndarray, count: int, seed: int) -> dict[str, np.ndarray]:
-  """Draw `count` random inputs [count, D] of stage 2 for each block, from some of the images.
+  """Draw new centers for each block: `count` random inputs [count, D] of its stage 2, from some of the images.
 
   Args:
     points: the inputs of stage 2 by block, [n, N, D].

@@ -114,7 +114,7 @@ class Leg(NamedTuple):
 
   Attributes:
     first: the number of steps of the run before this part.
-    last: the number of steps of the run before and in this part.
+    last: the number of steps of the run at the end of this part.
     step: the cost of a step.
     held_out: the accuracy on held-out images in percent, by step.
     result: the content of result.json. None if the run was stopped before its last step.
@@ -128,10 +128,13 @@ class Leg(NamedTuple):
 
 
 def run_leg(experiment: Experiment, workdir: pathlib.Path, first: int = 0, until: int | None = None) -> Leg:
-  """Begin or continue a run, and stop it when it has taken `until` steps in all.
+  """Begin or continue the run in a folder, and return the part that was trained.
 
-  If `until` is None, the run goes on to its last step. `first` is the number of steps that the run in `workdir` has
-  taken before.
+  Args:
+    experiment: the experiment.
+    workdir: the run folder.
+    first: the number of steps that the run has taken before.
+    until: the number of steps in all, after which the run is stopped. None: it goes on to its last step.
   """
   ends: dict[int, float] = {}
   held_out: dict[int, float] = {}

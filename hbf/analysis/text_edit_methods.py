@@ -1,7 +1,8 @@
 """Methods that teach a fact to a language model, for a comparison, and the trials of each method.
 
 A trial is one choice of a method's options. Most methods are those of `hbf.analysis.edit_methods`. The point of a
-context is its last token in one of the two layers `hbf.editing.places.LAYERS`.
+context is the vector of its last token in one of the two layers `hbf.editing.places.LAYERS`. A lookup has no such
+points: its edits act on contexts whose tokens are those of an edited context.
 """
 
 import dataclasses
@@ -52,11 +53,11 @@ def _on_layers(name: str, reaches: Sequence[float], margins: Sequence[float], na
 
 
 def _lookup(of_prompt: bool) -> Respond:
-  """Return a function that computes the responses of a lookup: 1 for each context that an edit finds, else 0.
+  """Return the function `Method.respond` of a lookup. The response of an edit to a context is 1 or 0.
 
   Args:
-    of_prompt: True if an edit finds every context that ends with the edited context. False if it finds only the
-      edited context itself.
+    of_prompt: True for responses of 1 to all contexts that end with the edited context. False for a response of 1
+      only to the edited context itself.
   """
 
   def respond(base: Base, edited: Observed, labels: np.ndarray, others: Observed, reach: float) -> np.ndarray:

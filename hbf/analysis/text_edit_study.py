@@ -122,7 +122,7 @@ def observed(run: TextRun, places: Places) -> dict[str, Observed]:
 
 
 def passages_of(run: TextRun, split: str, seed: int) -> Passages:
-  """Return random passages of a split."""
+  """Return random passages of a split. A copy of a text follows one of them."""
   tokens = make_splits(run.task, run.restored.config.data.validation)[split].tokens
   return text.passages_of(tokens, run.tokenizer, run.task.length, seed)
 
@@ -220,7 +220,10 @@ def scores(logits: Mapping[str, np.ndarray], split: Split, facts: range) -> dict
 
 
 def _written(logits: np.ndarray, split: Split, name: str, facts: range) -> np.ndarray:
-  """Return a boolean for each text of the facts: True if greedy decoding gives the wanted continuation."""
+  """Return a boolean for each text of these facts in `split.places[name]`.
+
+  It is True if the likeliest tokens at the places of the text are the wanted continuation.
+  """
   rows, places = split.rows(name, facts), split.places[name]
   wrong = logits.argmax(axis=-1) != places.following[rows]
   return np.bincount(places.rows[rows] - facts.start * SETS[name], wrong, len(facts) * SETS[name]) == 0

@@ -72,7 +72,7 @@ def contexts(places: Places) -> np.ndarray:
   """Return the context of each of m places: the token at the place, and all tokens before it.
 
   A row of the result, int32 [m, T], begins with the token at the place and goes backwards. After the first token of
-  the text, it is filled up with −1.
+  the text, it is filled up with −1. The method lookup compares these rows (`hbf.analysis.text_edit_methods`).
   """
   back = places.columns[:, None] - np.arange(places.windows.shape[1])
   return np.where(back >= 0, places.windows[places.rows[:, None], np.maximum(back, 0)], -1)

@@ -130,10 +130,10 @@ def add(
 ) -> Resized:
   """Add a unit to a block. Stage 2 becomes z(y) + R(y) c, where R is the response of the new unit.
 
-  All heads of all blocks of a network have the same number of units. So every other head gets a silent unit, which
-  has coefficients 0.
+  All heads of all blocks of a network have the same number of units. So each of the other heads gets a silent
+  unit, which has coefficients 0.
 
-  If centers have a learned σ or radius, a new center gets the mean over its head's centers. For σ, it is the mean of
+  If each center has its own σ or radius, a new center gets the mean over its head's centers. For σ, it is the mean of
   log σ. If the coefficients of the stage are linear functions of the token, those of the new center are constant.
 
   Args:
@@ -170,7 +170,7 @@ def add(
 
 
 def remove(model: Any, params: Params, block: str, unit: int) -> Resized:
-  """Remove a unit from a block, and a silent unit from every other head of every block. This undoes `add`.
+  """Remove a unit from a block, and a silent unit from each of the other heads of all blocks. This undoes `add`.
 
   The coefficients of a silent unit are 0.
 
@@ -261,7 +261,7 @@ def _with_rows(params: Params, rows: dict[str, jax.Array]) -> Params:
 
 
 def _with_silent(name: str, rows: jax.Array) -> jax.Array:
-  """Append the row of a silent unit to each head of the parameter `name`, [heads, units, …]."""
+  """Append the row of a silent unit to each head in `rows` [heads, units, …], the parameter `name` (`_rows`)."""
   constant = {'coefficients': 0.0, 'slopes': 0.0, 'slope_bias': 1.0}
   last = rows.mean(axis=1, keepdims=True)
   if name in constant:

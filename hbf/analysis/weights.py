@@ -18,8 +18,8 @@ from hbf.nn.hyperbf import HyperBFAttention
 def attention_weights(model: ImageClassifier | LanguageModel, params: Any, inputs: jax.Array) -> dict[str, jax.Array]:
   """Compute the attention weights of every head, for each block whose stage 1 is softmax, HyperBF or gated attention.
 
-  The output of a head is linear in its values. So the weights are its outputs if its values are one-hot vectors. The
-  weights of a query sum to 1. If stage 1 has a memory, the sum includes the weights of its centers, which are not
+  The output of a head is Σ_j w_j v_j. So with one-hot vectors in place of the values v_j, it shows the weights w_j.
+  The weights of a query sum to 1. If stage 1 has a memory, the sum includes the weights of its centers, which are not
   returned.
 
   Args:
@@ -39,7 +39,7 @@ def attention_weights(model: ImageClassifier | LanguageModel, params: Any, input
     probes = _probes(v)
     q, k = (jnp.tile(z, (len(probes) + 1, 1, 1, 1)) for z in (q, k))
     out, *outputs = call(q, k, jnp.concatenate([v, *probes]), about).reshape(-1, *v.shape).astype(jnp.float32)
-    # The output for values of 0 is the contribution of learned keys. All other outputs contain it too.
+    # The output for values of 0 is the contribution of the memory. All other outputs contain it too.
     weights = jnp.concatenate([output - outputs[0] for output in outputs[1:]], axis=-1)
     found[context.module.path[0]] = weights[..., : v.shape[1]].swapaxes(1, 2)
     return out.astype(v.dtype)
@@ -53,7 +53,7 @@ def _probes(values: jax.Array) -> jax.Array:
   """Return P = 1 + ⌈N/e⌉ arrays, stacked as [P, B, N, H, e], to be used in place of the values [B, N, H, e].
 
   With one-hot values, the output of attention shows the weights. The first array is 0, so its output is the
-  contribution of learned keys. Each later array has one-hot vectors for e of the N tokens, and 0 for the others.
+  contribution of the memory. Each later array has one-hot vectors for e of the N tokens, and 0 for the others.
   """
   batch, length, heads, width = values.shape
   count = -(-length // width)

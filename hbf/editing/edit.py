@@ -83,7 +83,8 @@ class ImageEditor(Editor):
 
     Raises:
       UserError: a label is unknown, or is already the answer to its image. Or an earlier edit gives the same image
-        another class. Or a label is already the answer to all guarded images. In these cases, no edit is made.
+        another class. Or a label is already the answer to all guarded images. Or `reach` or `margin` is not positive.
+        In these cases, no edit is made.
     """
     check_options(reach, margin)
     numbers = [self._number(label) for label in labels]
@@ -111,7 +112,7 @@ class ImageEditor(Editor):
 
 
 def guarded_images(workdir: pathlib.Path, config: Any, **moved: str) -> np.ndarray:
-  """Return the images that `labeled_images` returns, uint8 [n, H, W, C], without their classes."""
+  """Return the guarded images of a run, uint8 [n, H, W, C]: the training images that `labeled_images` returns."""
   return labeled_images(workdir, config, **moved)[0]
 
 

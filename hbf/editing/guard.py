@@ -96,9 +96,9 @@ def measure_metric(reader: Reader, images: np.ndarray, entries: Sequence[Entry],
 def metric_of(points: np.ndarray, ridge: float = RIDGE) -> np.ndarray:
   """Return a metric W [D, D] in which the points of copies of an example are near to each other.
 
-  W is the product of two matrices. The first divides each of the D coordinates by its standard deviation over all
-  copies. The second is Σ^(−1/2). To get Σ, the mean over the copies of an example is subtracted from the scaled
-  points of these copies. Σ is the covariance of the differences, plus a ridge.
+  W is Σ^(−1/2) S. The diagonal matrix S divides each of the D coordinates by its standard deviation over all copies.
+  Σ is the mean of S(p − p̄)(p − p̄)ᵀS, plus a ridge. Here p is the point of a copy, and p̄ is the mean point of all
+  copies of the same example.
 
   Args:
     points: the points of the copies, [n, copies, D].
@@ -131,8 +131,8 @@ def metric_of_classes(features: np.ndarray, labels: np.ndarray, ridge: float = R
 def moves(entries: Sequence[Entry], side: int) -> tuple[Entry, ...]:
   """Return the transforms in `entries` that only move pixels and do not change their colors.
 
-  If there are none, return a shift by up to an eighth of the side. The transform `alternate_flip`, which flips in
-  every other epoch, becomes a random flip.
+  Copies of images are made with them. If there are none, return a shift by up to an eighth of the side. The transform
+  `alternate_flip`, which flips in every other epoch, becomes a random flip.
 
   Args:
     entries: the transforms of training.

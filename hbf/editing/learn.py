@@ -67,7 +67,7 @@ def learn_images(
     learned: the classes that were learned earlier.
     images: the images of the new classes, uint8 [n, H, W, C].
     labels: the name of the class of each image, [n].
-    sources: the name of each image, [n].
+    sources: the name of each image, [n]. The result lists it as a source of its class.
 
   Raises:
     UserError: a name in `labels` is already the name of a class.

@@ -103,7 +103,7 @@ def _read(model: LanguageModel, params: Any, windows: jax.Array) -> tuple[Any, d
 
 
 class Passages:
-  """Random passages of a text.
+  """Random passages of a text, to put before other texts.
 
   Every passage ends with a line break, unless no line break has enough text before and after it.
   """
@@ -130,7 +130,10 @@ class Passages:
     return self.text[end - length : end]
 
   def beginning(self, length: int) -> np.ndarray:
-    """Return the `length` tokens after a random position at which a passage may end, int32 [length]."""
+    """Return `length` tokens, int32 [length], from a random position at which a passage may end.
+
+    If passages end with line breaks, the tokens are the beginning of a line.
+    """
     start = self.rng.choice(self.ends[self.ends <= len(self.text) - length])
     return self.text[start : start + length]
 
@@ -138,8 +141,9 @@ class Passages:
 def points_of_copies(model: LanguageModel, params: Any, passages: Passages) -> dict[str, np.ndarray]:
   """Return the points of n tokens, each after `PASSAGES` different passages, float32 [n, PASSAGES, D] by layer.
 
-  The tokens come from the beginnings of `BEGINNINGS` lines. For each beginning, `PASSAGES` passages are drawn, and
-  the model reads the beginning once after each of these passages.
+  `hbf.editing.guard.metric_of` computes the metric of copies from these points. The tokens come from the beginnings
+  of `BEGINNINGS` lines. For each beginning, `PASSAGES` passages are drawn, and the model reads the beginning once
+  after each of these passages.
 
   Raises:
     UserError: the windows of the model are too short to hold a passage and a beginning.

@@ -96,7 +96,8 @@ class TextEditor(Editor):
       UserError: prompt or answer is empty, too long, or has characters that the vocabulary lacks. Or the model
         already writes the answer. Or an earlier edit has a center at a point of this edit. Or the model predicts the
         same token at all guarded places, and this token is in the answer. Or the points of the answer's tokens are
-        too much alike to tell the tokens apart. In these cases, no edit is made.
+        too much alike to tell the tokens apart. Or `reach` or `margin` is not positive. In these cases, no edit is
+        made.
     """
     check_options(reach, margin)
     tokens, wanted = encode(self.tokenizer, prompt, answer, self.model.length)
@@ -110,7 +111,7 @@ class TextEditor(Editor):
     self.edits = edits
 
   def _continued(self, tokens: np.ndarray, count: int) -> str:
-    """Return a text of `count` tokens that continues the prompt `tokens`. Each token is the likeliest next token."""
+    """Return the greedy continuation of the prompt `tokens` by the edited model, a text of `count` tokens."""
     text = tokens
     for _ in range(count):
       end = Places.of([(text, text[:1])], self.model.length)
@@ -119,7 +120,7 @@ class TextEditor(Editor):
 
 
 def passages_of(text: np.ndarray, tokenizer: Tokenizer, length: int, seed: int = 0) -> Passages:
-  """Return random passages of a text, for a model whose windows have `length` tokens."""
+  """Return random passages of a text. A copy of a text follows one of them in a window of `length` tokens."""
   try:
     line_break = int(tokenizer.encode(b'\n')[0])
   except UserError:  # a vocabulary without line breaks

@@ -42,7 +42,7 @@ class Limits:
   """Limits of requests.
 
   Attributes:
-    bytes: the largest size of an image file.
+    bytes: the largest number of bytes of an image file.
     seconds: the longest time for a client to send an image, and again the longest time for the server to answer it.
   """
 

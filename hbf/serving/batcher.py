@@ -14,7 +14,7 @@ GROWTH = 4  # each fixed size of a batch is at most this many times the size bef
 
 
 class OverloadedError(Exception):
-  """The server has as many images as it may hold."""
+  """The error of a request that comes while the server holds as many images as it may."""
 
 
 def fixed_sizes(most: int) -> tuple[int, ...]:
