@@ -12,7 +12,7 @@ differ in R:
     lookup       1 for exactly this example, 0 for all others
 
 The point of an image is the mean of its tokens after the first half of the blocks (`hbf.models.edited.Observed`). The
-point of the first tokens of a text is the last of these tokens in one of the network's layers (`hbf.editing.places`).
+point of a beginning of a text is the vector of its last token in one of the network's layers (`hbf.editing.places`).
 
 A trial is a choice of a method's options.
 """
