@@ -109,7 +109,7 @@ def local_copy(address: str | os.PathLike[str]) -> pathlib.Path:
 
 
 class Mirror:
-  """The copy of a run folder on a bucket, kept up to date by the process that has the lock."""
+  """A bucket's copy of a local run folder, kept up to date by the process that has the lock."""
 
   def __init__(self, bucket: Bucket, lock: Lock, home: pathlib.Path, folder: pathlib.Path, console: Console):
     """Store the arguments.
@@ -128,7 +128,7 @@ class Mirror:
     self._interrupts = False
 
   def pull(self) -> None:
-    """Bring the local folder to the state on the bucket, and write a new manifest of this state.
+    """Bring the local folder to the state on the bucket, and write a manifest of this state for the term of the lock.
 
     The local folder may already have this state and newer checkpoints. Then it stays as it is. So a run that was
     killed loses nothing on this machine.
@@ -210,7 +210,7 @@ class Mirror:
     return steps | {path.name for path in self._folder.glob('result.json')}
 
   def push(self) -> bool:
-    """Upload the files that have changed, and then the manifest.
+    """Upload the files that have changed, then the manifest. Then remove the objects that it names no longer.
 
     Return False, without an upload, if files appeared or vanished in the folder during each attempt to copy it.
     """
@@ -301,7 +301,7 @@ def _download(bucket: Bucket, files: _Files, folder: pathlib.Path, scratch: path
 
 
 def _stage(folder: pathlib.Path, staging: pathlib.Path) -> dict[str, pathlib.Path] | None:
-  """Copy a run folder into the folder `staging`, while the run may go on.
+  """Copy a run folder into the folder `staging` for an upload, while the run may go on.
 
   Files of checkpoints are linked, since a run may delete them. All others are copied, since a run may append to them.
 
@@ -332,7 +332,10 @@ def _link(source: pathlib.Path, target: pathlib.Path) -> None:
 
 
 def _inodes(folder: pathlib.Path) -> dict[str, int]:
-  """Return the inode of each file that belongs to a run. Files that are being written are left out."""
+  """Return the inode of each file of a run, by the file's name. If a file is replaced, its inode changes.
+
+  Files that are being written are left out.
+  """
   found = {}
   for parent, _, files in os.walk(folder):
     for path in (pathlib.Path(parent, file) for file in files):

@@ -58,7 +58,7 @@ class Reporter:
     self._task = self._bar.add_task('train', total=experiment.clock.steps, completed=start, shown='')
 
   def report(self, step: int, state: TrainState) -> TrainState:
-    """Store the totals of a state for `flush`, and return the state with totals of 0.
+    """Store the totals of a state for `flush`, and return the state with totals and norms of 0.
 
     `flush` reads the stored totals once the devices have taken the steps up to `step`.
     """

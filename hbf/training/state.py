@@ -274,7 +274,7 @@ def all_finite(tree: Any) -> jax.Array:
 
 
 def _accumulate(gradient: Callable, objective: Objective) -> Callable:
-  """Return a function like `gradient` that splits the batch into parts and works on one part after another.
+  """Return a function like `gradient` that splits a batch into `objective.accumulate` parts, computed one after another.
 
   The losses and the gradients of the parts are averaged. The counts of correct predictions are added. If the
   objective asks for norms, the result is ((loss, count, `GradientNorms`), gradient). Else it is ((loss, count),

@@ -99,7 +99,7 @@ class Teacher:
 
 
 def read_teacher(config: ConfigDict, task: Task) -> Teacher | None:
-  """Load the teacher that a config names, and return it. None: the run has no teacher.
+  """Load the teacher that a config names, and return it. None: the run has no teacher, or the teacher's weight is 0.
 
   Raises:
     UserError: train.teacher_weight is above 0 without a teacher. Or the teacher can't be read. Or it does not fit the

@@ -76,7 +76,7 @@ def check_run_folder(workdir: pathlib.Path) -> None:
   """Check that a path is, or can become, a run folder.
 
   Raises:
-    UserError: the path can't be a folder, or the folder has files but no run.
+    UserError: the path can't be a folder, the folder has files but no run, or it is a copy of a run on a bucket.
   """
   check_place(workdir)
   if (workdir / COPY).exists():
@@ -308,7 +308,7 @@ def load_config(workdir: pathlib.Path) -> ConfigDict:
   """Return the config of a run, with the keys of this code (`hbf.training.schema`).
 
   Raises:
-    UserError: the folder is a URL or not a run folder, or the config uses an option that was removed.
+    UserError: the folder is a URL or not a run folder. Or the config is not valid, see `as_config`.
   """
   path = workdir / 'config.json'
   stored = read_json(path, CURE)
