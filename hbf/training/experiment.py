@@ -47,7 +47,7 @@ class Plan:
 
   Attributes:
     config: the config of the run.
-    task: the task. It lacks the values that are measured on the training data, such as the mean of each channel.
+    task: the task. In a plan it lacks values that are measured on the training data, such as the channels' means.
     splits: the sources by split: train, validation (missing if nothing is held out) and test.
     model: the network.
     parameters: the number of learned parameters.
