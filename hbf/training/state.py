@@ -276,9 +276,9 @@ def all_finite(tree: Any) -> jax.Array:
 def _accumulate(gradient: Callable, objective: Objective) -> Callable:
   """Return a function like `gradient` that splits a batch into `objective.accumulate` parts.
 
-  It works on one part after another. The losses and the gradients of the parts are averaged. The counts of correct predictions are added. If the
-  objective asks for norms, the result is ((loss, count, `GradientNorms`), gradient). Else it is ((loss, count),
-  gradient), as that of `gradient`.
+  It works on one part after another. The losses and the gradients of the parts are averaged. The counts of correct
+  predictions are added. If the objective asks for norms, the result is ((loss, count, `GradientNorms`), gradient).
+  Else it is ((loss, count), gradient), as that of `gradient`.
   """
   parts = objective.accumulate
   if parts == 1:
