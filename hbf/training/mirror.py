@@ -159,7 +159,7 @@ class Mirror:
     """Upload each new checkpoint during the context, and all files at its end.
 
     Raises:
-      UserError: the last upload failed. The local folder has all files, and the same command goes on from them.
+      UserError: the upload at the end failed. The local folder has all files, and the same command goes on from them.
     """
     ended = threading.Event()
     thread = threading.Thread(target=self._follow, args=[ended], daemon=True)
@@ -190,7 +190,7 @@ class Mirror:
       signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # it also ends a wait
 
   def _follow(self, ended: threading.Event) -> None:
-    """Upload the folder whenever its checkpoints have changed, until the event is set."""
+    """Upload the folder whenever its checkpoints or its result.json have changed, until the event is set."""
     seen, told = set[str](), ''
     while not ended.wait(POLL):
       if (now := self._milestones()) == seen:
@@ -205,7 +205,7 @@ class Mirror:
           say(self._console, f'warning: not uploaded: {told}')
 
   def _milestones(self) -> set[str]:
-    """Return the names of the complete checkpoints, and of result.json if it is there."""
+    """Return the names whose change starts an upload: complete checkpoints, and result.json if it is there."""
     steps = {path.name for path in (self._folder / 'checkpoints').glob('*') if path.name.isdecimal()}
     return steps | {path.name for path in self._folder.glob('result.json')}
 
@@ -303,7 +303,8 @@ def _download(bucket: Bucket, files: _Files, folder: pathlib.Path, scratch: path
 def _stage(folder: pathlib.Path, staging: pathlib.Path) -> dict[str, pathlib.Path] | None:
   """Copy a run folder into the folder `staging` for an upload, while the run may go on.
 
-  Files of checkpoints are linked, since a run may delete them. All others are copied, since a run may append to them.
+  Files of checkpoints get hard links, which stay if the run deletes the files. All others are copied, since a run may
+  append to them.
 
   Returns:
     The path of each copy or link, by the file's name in the run folder. None if files appeared or vanished during

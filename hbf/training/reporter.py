@@ -73,7 +73,7 @@ class Reporter:
   def flush(self) -> None:
     """Write the pending report, if there is one.
 
-    The stopwatch must have counted exactly the steps before this report.
+    The stopwatch must have counted all steps up to this report, and no later ones.
 
     Raises:
       Diverged: the loss is not finite.

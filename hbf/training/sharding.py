@@ -135,7 +135,7 @@ def check_tensor(model: ConfigDict, mesh: Mesh) -> None:
     mesh: the mesh.
 
   Raises:
-    UserError: the size of the axis does not divide the number of heads or of units.
+    UserError: the size of the mesh axis does not divide the number of heads or of units.
   """
   size = mesh.shape['tensor']
   heads = {'heads': model.heads} if takes_heads(model.name) else {}
