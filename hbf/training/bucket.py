@@ -159,7 +159,7 @@ class Lock:
   process creates the object with the next term. Only one process can do this. The owner rewrites its object every
   BEAT seconds, as a sign of life. If the object stays unchanged for SILENCE seconds, the owner counts as dead, and
   another process may create the object with the next term. The clocks of two machines are never compared. If an owner
-  was only suspended, it sees when it goes on that a higher term exists, and stops writing.
+  was only suspended, it finds a higher term when it goes on, and stops writing.
 
   Attributes:
     term: the number of the term that this process took.
