@@ -93,7 +93,7 @@ class Checkpoints:
       raise UserError(f'{self._folder} cannot be used (permission denied): see who may read and write it') from error
 
   def score(self, step: int, value: float) -> bool:
-    """Record the score of a step. Return True if it is better than that of every existing checkpoint."""
+    """Record the score of a step. Return True if it beats every checkpoint's score, so the caller should save one."""
     assert self._ranking.score is not None, 'the checkpoints were opened without `ranks`'
     best = self._ranking.best(self._manager.all_steps())
     self._ranking.scores[step] = value
