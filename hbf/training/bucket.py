@@ -86,7 +86,7 @@ class Bucket:
     return self.read(name) == content
 
   def names(self, folder: str = '') -> list[str]:
-    """Return the sorted names of all objects in a folder. []: there are none."""
+    """Return the names of all objects in a folder, sorted and relative to the address. []: there are none."""
     with self._naming_trouble():
       try:
         self._store.invalidate_cache()
@@ -159,7 +159,7 @@ class Lock:
   process creates the object with the next term. Only one process can do this. The owner rewrites its object every
   BEAT seconds, as a sign of life. If the object stays unchanged for SILENCE seconds, the owner counts as dead, and
   another process may create the object with the next term. The clocks of two machines are never compared. If an owner
-  was only suspended, it sees after its return that a higher term exists, and stops writing.
+  was only suspended, it finds a higher term when it goes on, and stops writing.
 
   Attributes:
     term: the number of the term that this process took.

@@ -40,7 +40,7 @@ class RestoredState(NamedTuple):
     step: the step of the checkpoint.
     state: the state at that step.
     about: the metadata that were saved with the state.
-    damaged: the new paths of newer checkpoints that could not be read and were renamed, by step.
+    damaged: the new path of each newer checkpoint, by step. None of these could be read, so they were renamed.
   """
 
   step: int
@@ -93,7 +93,7 @@ class Checkpoints:
       raise UserError(f'{self._folder} cannot be used (permission denied): see who may read and write it') from error
 
   def score(self, step: int, value: float) -> bool:
-    """Record the score of a step. Return True if it is better than that of every existing checkpoint."""
+    """Record the score of a step. Return True if it beats every checkpoint's score, so the caller should save one."""
     assert self._ranking.score is not None, 'the checkpoints were opened without `ranks`'
     best = self._ranking.best(self._manager.all_steps())
     self._ranking.scores[step] = value
@@ -357,7 +357,7 @@ class _Best:
 
 @contextlib.contextmanager
 def _ending_reads() -> Iterator[None]:
-  """If Orbax fails inside the context, stop the reading that still goes on in the background, without messages."""
+  """If Orbax fails to read inside the context, end its background reads too, and hide their messages."""
   hook, log = sys.unraisablehook, logging.getLogger('asyncio')
   sys.unraisablehook, log.disabled = lambda _: None, True
   try:
@@ -371,7 +371,7 @@ def _ending_reads() -> Iterator[None]:
 
 
 def _is_system_error(error: Exception) -> bool:
-  """Return True for an error of memory, permissions or the disk. It does not mean that a checkpoint is damaged."""
+  """Return True for an error of memory, permissions or the disk. A checkpoint may be intact despite such an error."""
   wants_memory = isinstance(error, MemoryError | jax.errors.JaxRuntimeError)
   missing = (None, errno.ENOENT, errno.EISDIR, errno.ENOTDIR)  # the file is missing, or is of another kind
   return wants_memory or (isinstance(error, OSError) and error.errno not in missing) or reason_of(error) is not None

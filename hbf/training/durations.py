@@ -31,13 +31,13 @@ class Clock:
     return -(-total.numerator // (total.denominator * self.batch_size))
 
   def epochs_of(self, steps: int) -> float:
-    """Return a number of epochs, with few decimals, that gives a run of exactly this number of steps."""
+    """Return the number of epochs, rounded to few decimals, with which a run has exactly `steps` steps."""
     # Rounded down, by less than a tenth of a step: `steps` rounds up.
     scale = 10 ** (len(str(self.examples // self.batch_size)) + 1)
     return (steps * self.batch_size * scale // self.examples) / scale
 
   def epoch(self, step: int) -> float:
-    """Return the number of epochs that are done after a number of steps."""
+    """Return the number of epochs that are done after `step` steps, which may be a fraction."""
     return step * self.batch_size / self.examples
 
   def to_examples(self, what: str, duration: str) -> Fraction:
@@ -77,7 +77,7 @@ class Clock:
     return Every(period, self.batch_size)
 
   def calls(self, start: int, most: int, events: Iterable['Event']) -> list[int]:
-    """Split the run's steps after `start` into calls of the compiled program. Return the number of steps in each.
+    """Split the run's steps after `start` into calls of the compiled program. Return the number of steps of each.
 
     Args:
       start: the number of steps taken so far.

@@ -47,7 +47,7 @@ class Edit:
 
   @property
   def answers(self) -> np.ndarray:
-    """For each center, the index of the class whose logit it changes most, int [m]."""
+    """For each center, the index of the class whose logit it changes most, up or down, int [m]."""
     return np.asarray(np.abs(self.changes).argmax(axis=-1))
 
 

@@ -104,7 +104,7 @@ class Supervisor:
   def run(self, coordinator: str, processes: int) -> int:
     """Run one child after another, one in each round. Return the exit status of the last child.
 
-    The last child is the first one that ends for another reason than a lost process.
+    The last child is the first one that ends after a signal, or for another reason than a lost process.
 
     Args:
       coordinator: HOST:PORT of process 0 in the first round.
@@ -162,7 +162,7 @@ class Supervisor:
     Args:
       members: the `members` of the last round's roster.
       number: the number of the new round.
-      before: the step of the newest checkpoint at the start of the last round.
+      before: the step of the newest checkpoint at the start of the last round, to see if that round saved one.
 
     Raises:
       UserError: the run ends, or goes on without this process.
@@ -271,7 +271,7 @@ def end_with_supervisor() -> None:
 
 
 def _launch_again(coordinator: str, processes: int, process: int) -> 'subprocess.Popen[Any]':
-  """Start the command of this process again, without --elastic and with the arguments as values of its flags."""
+  """Start the command of this process again, without --elastic. The arguments replace its flags of the same names."""
   # If a flag is given twice, the last one counts.
   flags = ['--noelastic', f'--coordinator={coordinator}', f'--processes={processes}', f'--process={process}']
   # A session of its own: Ctrl-C reaches the child only through the supervisor, once.

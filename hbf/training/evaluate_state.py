@@ -41,7 +41,7 @@ class StateEvaluation(NamedTuple):
 def evaluate_state(
   experiment: Experiment, state: TrainState, split: str, stopped: Callable[[], bool]
 ) -> StateEvaluation | None:
-  """Evaluate the parameters and their average on a split. Return None if `stopped` returns True before the end."""
+  """Return all evaluations of a split (`StateEvaluation`). Return None if `stopped` returns True before the end."""
   examples, copies = experiment.inputs[split], experiment.copies_evaluator
 
   def evaluate(evaluator: Evaluator) -> StateEvaluation:

@@ -47,7 +47,7 @@ class Plan:
 
   Attributes:
     config: the config of the run.
-    task: the task. Values that are measured on the training data are still missing, see `Experiment`.
+    task: the task. In a plan it lacks values that are measured on the training data, such as the channels' means.
     splits: the sources by split: train, validation (missing if nothing is held out) and test.
     model: the network.
     parameters: the number of learned parameters.
@@ -250,7 +250,7 @@ def steps_per_call(asked: int, resident: bool, mesh: Mesh) -> int:
 
 
 def make_objective(config: ConfigDict, task: Task, teacher: Teacher | None = None) -> Objective:
-  """Return the function that a step minimizes."""
+  """Return the function that a step minimizes: the loss of the task, or of distillation if there is a teacher."""
   distillation = teacher.distillation(config) if teacher else None
   return Objective(
     task, config.train.accumulate, config.seed, distillation, config.optimizer.sam, config.log.noise_scale
@@ -263,7 +263,7 @@ def make_evaluator(
   """Return the function that measures the scores of `model` on a split.
 
   If `copies` is given, the network's outputs for changed copies of an image are averaged. The batch size is
-  `evaluate.batch_size`, rounded up to a multiple of the number of shards.
+  `evaluate.batch_size`, rounded up to a multiple of the number of shards of a batch.
   """
   size = -(-config.evaluate.batch_size // batch_shares(mesh)) * batch_shares(mesh)
   return Evaluator(task, model, size, replicated(mesh), copies)

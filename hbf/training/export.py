@@ -109,7 +109,7 @@ def from_run(
 
 
 def trained(about: Mapping[str, Any], params: Any) -> TrainedClassifier:
-  """Return a classifier. `about` is as in `TrainedClassifier`, and `params` are the nested parameters of Flax."""
+  """Return the classifier that `about` describes (see `TrainedClassifier`). `params` are nested, as in Flax."""
   network, mean, std = _network(about), about['mean'], about['std']
 
   def logits(params: Mapping[str, Any], images: Images) -> jax.Array:

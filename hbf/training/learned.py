@@ -86,7 +86,7 @@ class Learned:
     return {name: value.astype(np.float32) for name, value in arrays.items()}
 
   def applied(self, model: nn.Module, params: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
-    """Return the classifier with the learned classes, and its parameters."""
+    """Return the classifier with the learned classes, and its parameters. Without classes, return the arguments."""
     if not self.classes:
       return model, dict(params)
     assert isinstance(model, ImageClassifier)

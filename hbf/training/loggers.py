@@ -40,7 +40,7 @@ class Logger(Protocol):
     """Receive the histogram of every parameter, by its path such as 'block0/stage1/query/kernel'."""
 
   def images(self, step: int, name: str, images: np.ndarray) -> None:
-    """Receive images, uint8 [n, H, W, C] with 1 or 3 channels."""
+    """Receive images under a name such as 'train/images', uint8 [n, H, W, C] with 1 or 3 channels."""
 
   def close(self) -> None:
     """End the connection. A later process may open it again, to continue the run."""

@@ -34,11 +34,11 @@ from hbf.training.writers import MetricsWriter, NoWriter
 
 @dataclasses.dataclass(frozen=True)
 class TrainingRun:
-  """A run with compiled steps, and the objects that act between the steps.
+  """A run with a compiled function that takes steps, and the objects that act between the calls of this function.
 
   Attributes:
     experiment: the model, the data, the optimizer and the steps at which events are due.
-    take_steps: the compiled steps.
+    take_steps: the compiled function that takes several steps (`hbf.training.state.repeat_step`).
     reporter: the log and the progress bar.
     checkpoints: the saved states.
     stopwatch: the time that the steps take on the devices.
@@ -213,7 +213,8 @@ def train(
       called too, see `hbf.training.signals`.
 
   Returns:
-    The content of result.json. None if a signal or a callback stopped the run. Then the same call continues the run.
+    The content of result.json, also if the run was finished before. None if a signal or a callback stopped the run.
+    Then the same call continues the run.
 
   Raises:
     UserError: the config, the data or the run folder is not valid, or the disk is full.

@@ -31,7 +31,7 @@ def compute_deterministically() -> None:
 def keep_freed_memory() -> None:
   """Make the C library keep freed memory instead of returning it to the system, on Linux with the CPU backend.
 
-  XLA's CPU backend allocates its temporary arrays anew at every step, and it is slow to get pages from the system
+  XLA's CPU backend allocates its temporary arrays anew at every step, and memory from the system comes slowly
   (docs/explanation/runs-and-checkpoints.md, How runs stay fast on a CPU). Call this before anything is computed.
   """
   # The library keeps memory only for the main thread, so the CPU must compute in the thread that calls. This also

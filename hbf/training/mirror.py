@@ -109,7 +109,7 @@ def local_copy(address: str | os.PathLike[str]) -> pathlib.Path:
 
 
 class Mirror:
-  """The copy of a run folder on a bucket, kept up to date by the process that has the lock."""
+  """A bucket's copy of a local run folder, kept up to date by the process that has the lock."""
 
   def __init__(self, bucket: Bucket, lock: Lock, home: pathlib.Path, folder: pathlib.Path, console: Console):
     """Store the arguments.
@@ -128,7 +128,7 @@ class Mirror:
     self._interrupts = False
 
   def pull(self) -> None:
-    """Bring the local folder to the state on the bucket, and write a new manifest of this state.
+    """Bring the local folder to the state on the bucket, and write a manifest of this state for the term of the lock.
 
     The local folder may already have this state and newer checkpoints. Then it stays as it is. So a run that was
     killed loses nothing on this machine.
@@ -159,7 +159,7 @@ class Mirror:
     """Upload each new checkpoint during the context, and all files at its end.
 
     Raises:
-      UserError: the last upload failed. The local folder has all files, and the same command goes on from them.
+      UserError: the upload at the end failed. The local folder has all files, and the same command goes on from them.
     """
     ended = threading.Event()
     thread = threading.Thread(target=self._follow, args=[ended], daemon=True)
@@ -190,7 +190,7 @@ class Mirror:
       signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # it also ends a wait
 
   def _follow(self, ended: threading.Event) -> None:
-    """Upload the folder whenever its checkpoints have changed, until the event is set."""
+    """Upload the folder whenever its checkpoints or its result.json have changed, until the event is set."""
     seen, told = set[str](), ''
     while not ended.wait(POLL):
       if (now := self._milestones()) == seen:
@@ -205,12 +205,12 @@ class Mirror:
           say(self._console, f'warning: not uploaded: {told}')
 
   def _milestones(self) -> set[str]:
-    """Return the names of the complete checkpoints, and of result.json if it is there."""
+    """Return the names whose change starts an upload: complete checkpoints, and result.json if it is there."""
     steps = {path.name for path in (self._folder / 'checkpoints').glob('*') if path.name.isdecimal()}
     return steps | {path.name for path in self._folder.glob('result.json')}
 
   def push(self) -> bool:
-    """Upload the files that have changed, and then the manifest.
+    """Upload the files that have changed, then the manifest. Then remove the objects that it names no longer.
 
     Return False, without an upload, if files appeared or vanished in the folder during each attempt to copy it.
     """
@@ -301,9 +301,10 @@ def _download(bucket: Bucket, files: _Files, folder: pathlib.Path, scratch: path
 
 
 def _stage(folder: pathlib.Path, staging: pathlib.Path) -> dict[str, pathlib.Path] | None:
-  """Copy a run folder into the folder `staging`, while the run may go on.
+  """Copy a run folder into the folder `staging` for an upload, while the run may go on.
 
-  Files of checkpoints are linked, since a run may delete them. All others are copied, since a run may append to them.
+  Files of checkpoints get hard links, which stay if the run deletes the files. All others are copied, since a run may
+  append to them.
 
   Returns:
     The path of each copy or link, by the file's name in the run folder. None if files appeared or vanished during
@@ -332,7 +333,10 @@ def _link(source: pathlib.Path, target: pathlib.Path) -> None:
 
 
 def _inodes(folder: pathlib.Path) -> dict[str, int]:
-  """Return the inode of each file that belongs to a run. Files that are being written are left out."""
+  """Return the inode of each file of a run, by the file's name. If a file is replaced, its inode changes.
+
+  Files that are being written are left out.
+  """
   found = {}
   for parent, _, files in os.walk(folder):
     for path in (pathlib.Path(parent, file) for file in files):

@@ -248,7 +248,7 @@ def _scale_by_layer(decay: float) -> optax.GradientTransformation:
 
 
 def _where(condition: Callable[[Rule], bool]) -> Callable[[Any], Any]:
-  """Return a function from parameters to a tree of booleans: `condition` of each parameter's rule."""
+  """Return a function from parameters to a tree of booleans: the value of `condition` for each parameter's rule."""
   return lambda params: jax.tree.map(condition, rules_of(params))
 
 

@@ -63,12 +63,12 @@ def plateau_scale(values: Sequence[float], score: Score, *, patience: int, facto
 
 
 def scale_of(state: TrainState) -> jax.Array:
-  """Return the factor on the learning rate of a state."""
+  """Return the factor on the learning rate that a state holds."""
   return optax.tree.get(state.opt_state, 'plateau_scale')
 
 
 def with_plateau_scale(state: TrainState, scale: float, mesh: Mesh) -> TrainState:
-  """Return the state with `scale` as the factor on the learning rate."""
+  """Return the state with `scale` as the factor on the learning rate, on all devices of the mesh."""
   # A program makes the array: with several processes, `device_put` would compare their values.
   made = jax.jit(jnp.asarray, out_shardings=replicated(mesh))(np.float32(scale))
   return state.replace(opt_state=optax.tree.set(state.opt_state, plateau_scale=made))

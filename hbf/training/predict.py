@@ -115,7 +115,7 @@ def of_export(folder: pathlib.Path) -> Classifier:
 
 
 def find_images(paths: Sequence[str]) -> list[str]:
-  """Return the paths of files. A folder becomes the sorted paths of all files inside it, without hidden files.
+  """Return `paths`, with each folder replaced by the sorted paths of all files inside it, without hidden files.
 
   A path that does not exist is kept. Its answer will say that the file can't be read.
 

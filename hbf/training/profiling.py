@@ -56,7 +56,7 @@ class Profiler:
     self._running = False
 
   def __call__(self, step: int, state: Any) -> None:
-    """Begin or end the trace if this is due after a step. Wait first until the devices have taken the step.
+    """Begin or end the trace if this is due after a step. In that case, first wait until the devices have taken it.
 
     Args:
       step: the number of steps taken so far.

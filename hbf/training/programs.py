@@ -33,7 +33,7 @@ def make_init(plan: Plan, objective: Objective) -> Init:
 
 
 def jit_steps(plan: Plan, objective: Objective, mesh: Mesh, state: TrainState) -> Any:
-  """Return the jitted train steps, see `hbf.training.state.repeat_step`. A call donates its argument `state`.
+  """Return the jitted function that takes several steps, see `hbf.training.state.repeat_step`. It donates the state.
 
   Args:
     plan: the run.

@@ -58,7 +58,7 @@ class Reporter:
     self._task = self._bar.add_task('train', total=experiment.clock.steps, completed=start, shown='')
 
   def report(self, step: int, state: TrainState) -> TrainState:
-    """Store the totals of a state for `flush`, and return the state with totals of 0.
+    """Store the totals of a state for `flush`, and return the state with totals and norms of 0.
 
     `flush` reads the stored totals once the devices have taken the steps up to `step`.
     """
@@ -73,7 +73,7 @@ class Reporter:
   def flush(self) -> None:
     """Write the pending report, if there is one.
 
-    The stopwatch must have counted exactly the steps before this report.
+    The stopwatch must have counted all steps up to this report, and no later ones.
 
     Raises:
       Diverged: the loss is not finite.

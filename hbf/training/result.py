@@ -64,7 +64,7 @@ def make_result(
 def write_result(
   workdir: pathlib.Path, result: dict[str, Any], predictions: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
-  """Write predictions.npz and then result.json, which marks the run as finished. Return the result."""
+  """Write predictions.npz and then result.json, which marks the run as finished. Return `result`."""
   write_predictions(workdir, predictions)
   write_json(workdir / 'result.json', result)
   return result

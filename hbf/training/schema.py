@@ -53,7 +53,7 @@ def _name_transforms(data: dict[str, Any]) -> None:
 
 
 def _state_beta(stage2: dict[str, Any]) -> None:
-  """Replace the value 'signed' of `widths` by the kernel with a free β, for which it stood."""
+  """Replace the value 'signed' of `widths` by the kernel for which it stood, signed_gaussian with a free β."""
   if stage2.get('widths') == 'signed':
     stage2.update(kernel=SIGNED, widths='centre')
 

@@ -112,8 +112,8 @@ def check_batch_size(what: str, size: int, mesh: Mesh, accumulate: int = 1) -> N
   """Check that `size` examples can be split into `accumulate` parts, and each part over the devices.
 
   Raises:
-    UserError: `size` is not a multiple of the number of shards times `accumulate`. The message names the config key
-      `what`.
+    UserError: `size` is not a multiple of the number of shards of a batch times `accumulate`. The message names the
+      config key `what`.
   """
   shares = batch_shares(mesh)
   parts = shares * accumulate
@@ -135,7 +135,7 @@ def check_tensor(model: ConfigDict, mesh: Mesh) -> None:
     mesh: the mesh.
 
   Raises:
-    UserError: the size of the axis does not divide the number of heads or of units.
+    UserError: the size of the mesh axis does not divide the number of heads or of units.
   """
   size = mesh.shape['tensor']
   heads = {'heads': model.heads} if takes_heads(model.name) else {}

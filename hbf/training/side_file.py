@@ -68,7 +68,7 @@ def read_arrays(path: pathlib.Path, cure: str, *keys: str) -> Iterator[tuple[dic
     *keys: keys that the facts must have.
 
   Raises:
-    UserError: the file is damaged. If the `with` statement raises KeyError or ValueError, this counts as damage too.
+    UserError: the file is damaged. A KeyError or ValueError in the `with` statement counts as damage too.
 
   Yields:
     The facts, and the arrays by name.
@@ -90,7 +90,7 @@ def check_shapes(arrays: Mapping[str, np.ndarray], **axes: str) -> None:
     **axes: for each name, a letter for each axis, such as centers='nf'. Axes with the same letter have the same size.
 
   Raises:
-    ValueError: an array has other values or other axes.
+    ValueError: an array has values that are not real numbers, or other axes.
     KeyError: an array is missing.
   """
   sizes: dict[str, int] = {}

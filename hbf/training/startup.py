@@ -44,8 +44,8 @@ def prepare_run(
   """Return everything that a run needs, and the identity of its data (`hbf.data.pipeline.identity`).
 
   Raises:
-    UserError: the config, the data or the path of the run folder is not valid, or differs between the processes.
-      Nothing is written.
+    UserError: the config, the data or the path of the run folder is not valid. Or the processes have different
+      configs or data. Nothing is written.
   """
   with processes.raise_everywhere():
     check_place(workdir)
@@ -73,7 +73,8 @@ def claimed(workdir: pathlib.Path, plan: Plan, identity: Mapping[str, Any]) -> I
   """Lock the run folder, and write the plan's config and the data's identity into it.
 
   If the folder has them already, check that they are equal. If the stored config differs only by fewer epochs, it
-  gets the plan's number of epochs (`lengthen`). Only the first process does all this.
+  gets the plan's number of epochs (`lengthen`). Only the first process does all this. If there is a teacher, each
+  process also writes or compares the teacher's checksum (`Teacher.claim`).
   """
   with contextlib.ExitStack() as stack:
     with processes.raise_everywhere():
@@ -121,7 +122,7 @@ class Begun:
     state: the state after `step` steps.
     step: the number of steps taken so far.
     stopwatch: the stopwatch for the steps, which has counted the steps so far.
-    take_steps: the compiled steps.
+    take_steps: the compiled function that takes several steps (`hbf.training.state.repeat_step`).
     compile_seconds: the seconds that the compilation of the steps took.
     units: a function from parameters to the percentages of dead, constant and doubled units
       (`hbf.training.units`). None if they are not logged.
@@ -189,9 +190,9 @@ def restore_or_init(
 
 
 def compile_steps(experiment: Experiment, state: TrainState, first: Batch) -> tuple[Steps, float]:
-  """Compile the train steps for the shapes and devices of a state and of the first stack of batches.
+  """Compile the function that takes several steps, for the shapes and devices of `state` and of `first`.
 
-  Return the compiled steps, and the seconds that the compilation took.
+  `first` is the first stack of batches. Return the compiled function, and the seconds that the compilation took.
   """
   begin = time.perf_counter()
   jitted = jit_steps(experiment, experiment.objective, experiment.mesh, state)

@@ -159,8 +159,8 @@ def init_state(
     objective: the objective of the run, with its task and its seed.
     resident: the arrays that stay in device memory.
     batch: the first batch.
-    given: parameters that replace random ones: subtrees of the parameters by the first name of their paths. None: no
-      parameters.
+    given: parameters that replace random ones: subtrees of the parameters by the first name of their paths. None: all
+      are random.
   """
   inputs = objective.task.eval_batch(resident, batch).inputs
   params = model.init(jax.random.key(objective.seed), inputs, train=False)['params'] | (given or {})
@@ -208,8 +208,8 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, o
 def sharpness_aware(gradient: Callable, radius: float) -> Callable:
   """Return a function like `gradient` that computes the gradient of SAM in place of the usual one.
 
-  `gradient` is a function (parameters, batch, key) → (values, gradient). The values are the loss, the number of
-  correct predictions, and others.
+  `gradient` is a function (parameters, batch, key) → (values, gradient). The values are the loss and the number
+  of correct predictions, and may include a `GradientNorms`.
 
   Let g be the usual gradient at the parameters w, and ρ the `radius`. The gradient of SAM is the gradient at
   w + ρ g / ‖g‖, with the same batch and the same dropout. The returned values are those at w.
@@ -253,7 +253,7 @@ class Diverged(UserError):
 
 
 def check_finite(step: int, *values: float) -> None:
-  """Raise Diverged unless all values after a step are finite."""
+  """Raise Diverged unless all `values` are finite. The message names the step."""
   if not all(math.isfinite(value) for value in values):
     raise Diverged(
       f'training diverged: the loss or a parameter is not finite at step {step}. '
@@ -274,11 +274,11 @@ def all_finite(tree: Any) -> jax.Array:
 
 
 def _accumulate(gradient: Callable, objective: Objective) -> Callable:
-  """Return a function like `gradient` that splits the batch into parts and works on one part after another.
+  """Return a function like `gradient` that splits a batch into `objective.accumulate` parts.
 
-  The losses and the gradients of the parts are averaged. The counts of correct predictions are added. If the
-  objective asks for norms, the result is ((loss, count, `GradientNorms`), gradient). Else it is ((loss, count),
-  gradient), as that of `gradient`.
+  It works on one part after another. The losses and the gradients of the parts are averaged. The counts of correct
+  predictions are added. If the objective asks for norms, the result is ((loss, count, `GradientNorms`), gradient).
+  Else it is ((loss, count), gradient), as that of `gradient`.
   """
   parts = objective.accumulate
   if parts == 1:

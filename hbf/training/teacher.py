@@ -65,7 +65,7 @@ class Teacher:
     return WithTeacher(data, jax.device_put(params, state_sharding(mesh, params)))
 
   def abstract(self, data: Resident, mesh: Mesh) -> WithTeacher:
-    """Return what `beside` returns, with shapes and shardings in place of arrays. `data` has shapes too."""
+    """Return what `beside` returns, but with shapes and shardings in place of arrays. `data` has the same form."""
     self.check_mesh(mesh)
     shapes: Any = jax.tree.map(lambda z: jax.ShapeDtypeStruct(z.shape, z.dtype), self.network.params)
     return WithTeacher(data, with_sharding(shapes, mesh))
@@ -81,7 +81,7 @@ class Teacher:
     """Write the checksum of the parameters to teacher.json in a run folder. If the file exists, compare with it.
 
     Raises:
-      UserError: the run began with other parameters.
+      UserError: the run began with other parameters of the teacher.
     """
     leaves = jax.tree.leaves(self.network.params)
     found = hashlib.sha256(
@@ -99,7 +99,7 @@ class Teacher:
 
 
 def read_teacher(config: ConfigDict, task: Task) -> Teacher | None:
-  """Load the teacher that a config names, and return it. None: the run has no teacher.
+  """Load the teacher that a config names, and return it. None: the run has no teacher, or the teacher's weight is 0.
 
   Raises:
     UserError: train.teacher_weight is above 0 without a teacher. Or the teacher can't be read. Or it does not fit the
@@ -129,7 +129,7 @@ def read_teacher(config: ConfigDict, task: Task) -> Teacher | None:
 
 
 def _fault(network: Trained, name: str, task: Task) -> str:
-  """Return the reason why a network can't teach a task, in words. '' if it can."""
+  """Return the reason why a network can't teach `task`, a task of the kind `name`. '' if it can."""
   theirs, ours = network.data, task.dataset
   if network.task != name:
     return f'was trained for task {network.task}, and the run has task {name}'
@@ -151,7 +151,7 @@ def _fault(network: Trained, name: str, task: Task) -> str:
 
 
 def _same_classes(theirs: tuple[str, ...], ours: tuple[str, ...]) -> bool:
-  """Return True if the names are equal. If one side has the names 0, 1, …, compare only how many there are."""
+  """Return True if the names of the classes are equal, or if one side has the names 0, 1, … for as many classes."""
   numbers = tuple(map(str, range(len(ours))))
   return theirs == ours or (len(theirs) == len(ours) and numbers in (theirs, ours))
 

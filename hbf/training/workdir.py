@@ -76,7 +76,7 @@ def check_run_folder(workdir: pathlib.Path) -> None:
   """Check that a path is, or can become, a run folder.
 
   Raises:
-    UserError: the path can't be a folder, or the folder has files but no run.
+    UserError: the path can't be a folder, the folder has files but no run, or it is a copy of a run on a bucket.
   """
   check_place(workdir)
   if (workdir / COPY).exists():
@@ -118,10 +118,10 @@ def _words(error: OSError) -> str:
 
 @contextlib.contextmanager
 def naming_trouble(workdir: pathlib.Path) -> Iterator[None]:
-  """Turn errors of a full disk, of missing permissions and of I/O into a `UserError` of one line.
+  """Turn an error inside the context into a `UserError` of one line, if the system refused to read or write.
 
   Raises:
-    UserError: one of these errors happened. The message names the folder.
+    UserError: the disk is full, a permission is missing, or I/O failed. The message names the folder.
   """
   try:
     yield
@@ -140,10 +140,10 @@ def naming_trouble(workdir: pathlib.Path) -> Iterator[None]:
 
 
 def reason_of(error: BaseException, codes: Collection[int] = _FULL + _REFUSED) -> str | None:
-  """Return the operating system's message for an error if its code is one of `codes`, else None.
+  """Return the operating system's message for an error if its errno is one of `codes`, else None.
 
-  Errors of Orbax and TensorStore have no code, but they contain the message, or were caused by an error that contains
-  it. So this function also looks for the message in the error and in its causes.
+  Errors of Orbax and TensorStore have no errno, but they contain the message, or were caused by an error that
+  contains it. So this function also looks for the message in the error and in its causes.
   """
   for cause in _causes(error):
     for code in codes:
@@ -292,7 +292,7 @@ def _other_data(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
 
 
 def _brief(value: Any, other: Any) -> str:
-  """Describe a value that differs from `other`.
+  """Describe a value that differs from `other`, for a message.
 
   If both are lists, name the items that `other` lacks. If it lacks none, name all items of `value`.
   """
@@ -308,7 +308,7 @@ def load_config(workdir: pathlib.Path) -> ConfigDict:
   """Return the config of a run, with the keys of this code (`hbf.training.schema`).
 
   Raises:
-    UserError: the folder is a URL or not a run folder, or the config uses an option that was removed.
+    UserError: the folder is a URL or not a run folder. Or the config is not valid, see `as_config`.
   """
   path = workdir / 'config.json'
   stored = read_json(path, CURE)
@@ -341,7 +341,7 @@ def as_config(stored: dict[str, Any], source: object, cure: str) -> ConfigDict:
 
 
 def _check_values(config: dict[str, Any], source: object, cure: str) -> None:
-  """Check that a config has all keys of this code, and that their values are valid."""
+  """Check that a config has all keys of this code, and that their values are valid. See `as_config`."""
   sections = {name.partition('.')[0]: dict for name in keys('classification') if '.' in name}
   check_kinds(config, source, cure, **sections, task=str, seed=int)
   check_kinds(config['model'], source, cure, name=str, stage1=dict, stage2=dict)
@@ -368,7 +368,7 @@ def kind_of(workdir: pathlib.Path) -> type[Task]:
 
 
 def with_measured(config: ConfigDict, workdir: pathlib.Path) -> ConfigDict:
-  """Return `config`, in which empty measured keys, such as data.mean, get the values of the run folder's config."""
+  """Return `config` with the run's values for data.mean and the other keys in MEASURED, where `config` has none."""
   # If only one of a pair is empty, it stays empty, and the task says so.
   pairs = ((mean, std) for mean, std in zip(MEASURED[::2], MEASURED[1::2], strict=True) if mean in config.data)
   left = [key for pair in pairs if not any(config.data[key] for key in pair) for key in pair]
@@ -439,7 +439,9 @@ def check_kinds(value: Any, source: object, cure: str, /, **kinds: type | tuple[
 
 
 def check_shape(value: Any, source: object, cure: str) -> None:
-  """Check that a JSON value is the shape of an image: its height, width and channels; see `check_keys`.
+  """Check that a JSON value is the shape of an image: its height, width and channels.
+
+  See `check_keys` for the other arguments.
 
   Raises:
     UserError: the value is not a list of three positive integers.
@@ -519,7 +521,7 @@ def read_predictions(workdir: pathlib.Path) -> dict[str, np.ndarray] | None:
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  """Return a nested config as a flat dict with dotted keys, such as {'model.width': 64}."""
+  """Return a nested config as a flat dict with dotted keys, such as {'model.width': 64}. All begin with `prefix`."""
   flat: dict[str, Any] = {}
   for key, value in tree.items():
     flat |= flatten(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key: value}

@@ -99,7 +99,7 @@ def validation_scores(workdir: pathlib.Path, score: Score, rank: str = 'paramete
 
   Args:
     workdir: the run folder.
-    score: the score.
+    score: the kind of score.
     rank: 'parameters' for the scores of the parameters, 'average' for those of their average (`checkpoint.rank`).
   """
   lines = [line for line in read_metrics(workdir) if line['split'] == 'validation']
