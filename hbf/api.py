@@ -77,9 +77,9 @@ def train(
 ) -> dict[str, Any] | None:
   """Train, or continue the run in a folder, and evaluate the test split once, at the end.
 
-  This function works in a script, a notebook and a thread. Ctrl-C saves the run and then raises KeyboardInterrupt,
-  but not in a thread. A second call with the same arguments continues from the last checkpoint. If the run is
-  finished, the call returns its result.
+  This function works in a script, a notebook and a thread. Ctrl-C saves the run and then raises KeyboardInterrupt.
+  But if the call is in another thread than the main thread, Ctrl-C does not stop it. A second call with the same
+  arguments continues from the last checkpoint. If the run is finished, the call returns its result.
 
   The devices take up to `train.steps_per_call` steps at a time. Then every callback is called as
   `callback(step, metrics, state)`:
@@ -498,7 +498,10 @@ class Run:
 
   @property
   def _images(self) -> Dataset:
-    """The data set of the run, without its images. Raise UserError if the run is not on images."""
+    """The names of the classes, the shape of the images and other facts about the data set, without the images.
+
+    Raise UserError if the run is not on images.
+    """
     if not on_images(self.config.task):
       raise UserError(f'{self.workdir} holds a run of task {self.config.task}: expected one on images')
     return self.task.dataset
@@ -525,7 +528,7 @@ class Run:
 
 
 def _address(workdir: Any) -> str | os.PathLike[str]:
-  """Return the argument. Raise UserError unless it is a path or an address."""
+  """Return the argument. Raise UserError unless it is the path of a run folder or its address on a bucket."""
   if not isinstance(workdir, str | os.PathLike) or not str(workdir):
     raise UserError(f'workdir is {workdir!r}: expected a folder, such as "runs/c10"')
   return workdir
@@ -544,7 +547,10 @@ def _check_on_images(config: ConfigDict, what: str) -> None:
 
 
 def _of_arrays(config: ConfigDict) -> ConfigDict:
-  """Return a copy of a config with the user's own arrays as its data set."""
+  """Return a copy of a config, changed so that it names the user's own arrays as the data set.
+
+  Raise UserError if its task is not on images.
+  """
   _check_on_images(config, 'config')
   changed = config.copy_and_resolve_references()
   changed.data.update(name=NAME, image_size=0)

@@ -117,7 +117,7 @@ def one_of(names: Collection[str]) -> Values:
 
 
 def _length(duration: str) -> float | None:
-  """Return the number in a duration such as '5epochs' or '20%'. None for another text, or for more than 100%."""
+  """Return the number in a duration: 5.0 for '5epochs', 20.0 for '20%'. None for another text or more than 100%."""
   match = DURATION_PATTERN.fullmatch(duration)
   return None if match is None or (match[2] == '%' and float(match[1]) > 100) else float(match[1])
 

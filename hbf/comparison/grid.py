@@ -226,7 +226,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def check_runs(grid: Grid, workdir: pathlib.Path) -> None:
-  """Check that the runs in a folder have the configs of the grid.
+  """Check that each run of the grid that is already in the folder has the config that the grid gives it.
 
   Raises:
     UserError: a config differs. The message names the run and the keys that differ.
@@ -255,7 +255,10 @@ def _parse_arm(text: str, config: str, overrides: Sequence[str]) -> Arm:
 
 
 def _match_arms(arms: Sequence[Arm], first: Arm, request: Comparison) -> list[Arm]:
-  """Return the arms, matched to the arm `first` in parameters and operations as requested. Check their configs."""
+  """Return the arms, matched to the arm `first` in parameters and operations as requested.
+
+  Raise UserError if a config is wrong, or if an arm has more parameters than the request allows.
+  """
   plans = {arm: make_plan(arm.config(0)) for arm in dict.fromkeys([first, *arms])}
   budget = plans[first].parameters
   unmatched = [arm for arm in arms if request.match and abs(plans[arm].parameters - budget) > TOLERANCE * budget]

@@ -52,7 +52,7 @@ class Trial:
     loss: training loss at the end of training. None without a result.
     failed: reason why there is no result. '' if there is a result.
     arm: the requested arm, 'LABEL: MODEL key=value …'.
-    like: the reference arm. Its number of parameters is matched, and its training operations if the request says so.
+    like: the arm to which the number of parameters is matched, and the training operations if the request says so.
     group: name of the config.
     task: name of the config's task.
     run: name of the run's folder.
@@ -79,7 +79,7 @@ class Trial:
 
   @property
   def ranks(self) -> Score:
-    """The score by which trials are compared."""
+    """The score that decides which trial is better: the first of the task's `scores`."""
     return TASKS[self.task].scores[0]
 
   @property
@@ -107,7 +107,7 @@ class Trial:
 
 
 class _Trials(Grid):
-  """A grid in which each arm has one run. Seed i belongs to arm i."""
+  """The grid of a search. Each arm is a trial and has only one run: arm i with seed i."""
 
   def runs(self) -> list[tuple[Arm, int]]:
     return list(zip(self.arms, self.seeds, strict=True))
@@ -175,9 +175,9 @@ def _run_batch(
   devices: Sequence[Device],
   console: Console,
 ) -> bool:
-  """Run the trials that are not settled (`Trial.settled`). Then report all settled trials to `proposals`.
+  """Run those of the trials that are not settled (`Trial.settled`). Then report the settled ones to `proposals`.
 
-  Return False if a signal ended the call.
+  Return False if a signal ended the call. `grid` has a run for each of the trials.
   """
   by_run = {trial.run: trial for trial in (*_read(workdir), *trials)}
   measured = _write(sorted(by_run.values(), key=lambda trial: trial.number), workdir)
@@ -195,7 +195,7 @@ def _run_batch(
 
 
 def _watch(trials: Sequence[Trial], proposals: Proposals, workdir: pathlib.Path) -> Callable[[str], str]:
-  """Return a function that takes the name of a run, and returns the reason to stop its trial, or ''."""
+  """Return the function `prune` for `run_all`. From the name of a run, it returns why to stop the trial, or ''."""
   by_run, seen = {trial.run: trial for trial in trials}, dict.fromkeys((trial.run for trial in trials), 0)
 
   def prune(run: str) -> str:
