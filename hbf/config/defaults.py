@@ -448,5 +448,5 @@ def defaults(task: str) -> ConfigDict:
 
 
 def empty(values: Values) -> Any:
-  """Return the value of an empty config key. The key then takes an int if `values` are whole numbers, else a float."""
+  """Return the value of an empty config key. It later accepts an int if `values` are whole numbers, else a float."""
   return config_dict.placeholder(int if values.kind is numbers.Integral else float)

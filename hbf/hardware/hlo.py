@@ -149,10 +149,10 @@ def _collectives(
 ) -> Iterator[tuple[str, Computation, Instruction]]:
   """Yield each collective of an instruction as (its kind, the computation that contains it, its own instruction).
 
-  The argument `instruction` may be a collective itself, or a fusion that contains collectives. A TPU's compiler overlaps some
-  collectives with the matrix products of several fusions. Then it writes the collective into each of these
-  fusions, with one channel_id. `within` has the channel_ids that earlier calls found, and gets the new ones. So each
-  collective is yielded once.
+  The argument `instruction` may be a collective itself, or a fusion that contains collectives. A TPU's compiler
+  overlaps some collectives with the matrix products of several fusions. Then it writes the collective into each of
+  these fusions, with one channel_id. `within` has the channel_ids that earlier calls found, and gets the new ones. So
+  each collective is yielded once.
   """
   if (kind := instruction.opcode.removesuffix('-start')) in COLLECTIVES:
     yield kind, computation, instruction

@@ -119,7 +119,7 @@ def _describe(
 def _facts(
   program: Program, lowered: Any, mesh: Mesh, topology: Topology, text: pathlib.Path | None
 ) -> dict[str, Any]:
-  """Return the compiler's facts about a program. For a program that is too large to compile, they have only `needed_bytes`."""
+  """Return the compiler's facts about a program. If it is too large to compile, only `needed_bytes` is known."""
   begin = time.perf_counter()
   needed, compiled = _compile(program.name, lowered, topology)
   seconds = {'compile_seconds': round(time.perf_counter() - begin, 2)}
