@@ -243,8 +243,8 @@ def edit(
 
   Raises:
     ValueError: an image has a wrong shape, a class is unknown, a prompt is empty or too long, or the model already
-      gives the right answer. Or the example already has an edit. Or the run is a language model without centers in
-      stage 2 of its last block.
+      gives the right answer. Or the example already has an edit. Or the run has learned classes, or is a language
+      model without centers in stage 2 of its last block.
   """
   count = len(answers)
   if run.config.task == 'next_token':
