@@ -75,7 +75,7 @@ def train(
   devices: Sequence[jax.Device] | None = None,
   progress: bool = True,
 ) -> dict[str, Any] | None:
-  """Train, or continue the run in a folder, and evaluate the test split once, at the end.
+  """Train a network, or continue the run in a folder. Evaluate the test split once, at the end.
 
   This function works in a script, a notebook and a thread. Ctrl-C saves the run and then raises KeyboardInterrupt.
   But if the call is in another thread than the main thread, Ctrl-C does not stop it. A second call with the same

@@ -125,7 +125,8 @@ def _length(duration: str) -> float | None:
 def values_of(kind: Any) -> dict[str, Values]:
   """Return the valid values of each option of a dataclass, by name of the option.
 
-  An option is a field of the type Annotated[type, values], where `values` is an instance of `Values`.
+  An option is a field of the type Annotated[type, values], where `values` is an instance of `Values`. `kind` is the
+  dataclass or an instance of it.
   """
   return declared({field.name: field for field in dataclasses.fields(kind)})
 

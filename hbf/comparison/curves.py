@@ -66,10 +66,10 @@ def draw_curves(grid: Grid, workdir: pathlib.Path, path: pathlib.Path) -> None:
   """Write a PNG with a row of two panels for each group, which is all arms on one config.
 
   A curve is the mean over an arm's seeds. A band around the curve shows the range over the seeds. The first panel
-  shows the training loss, and the second panel the task's score `scores[0]` on held-out examples. If a group has no
-  held-out examples, the second panel shows the task's `training_score` instead. Labels stand at the ends of the
-  curves. If there are more arms than colors, the best arms get a color, and the others are gray. A curve ends at the
-  last epoch that all seeds of the arm have reached. The values of a diverged run end at its divergence.
+  shows the training loss. The second panel shows the first of the task's `scores` on held-out examples or, if the
+  group has no held-out examples, the task's `training_score`. Labels stand at the ends of the curves. If there are
+  more arms than colors, the best arms get a color, and the others are gray. A curve ends at the last epoch that all
+  seeds of the arm have reached. The values of a diverged run end at its divergence.
 
   Args:
     grid: the arms and seeds to draw.
@@ -159,8 +159,8 @@ def _panel(logs: Mapping[str, list[list[dict]]], split: str, score: Score) -> Pa
 def _held_out_panel(logs: Mapping[str, list[list[dict]]], kind: type[Task]) -> Panel:
   """Return the second panel of a group, from the lines of metrics.jsonl by label (`_logs`), for the task `kind`.
 
-  It shows the task's score `scores[0]` on held-out examples. If there are no held-out examples, it shows the score
-  `training_score` of training batches or, for a task without this score, the training loss.
+  It shows the first of the task's `scores` on held-out examples. If there are no held-out examples, it shows the
+  task's `training_score` or, if the task has none, the training loss.
   """
   panel = _panel(logs, 'validation', kind.scores[0])
   return panel if panel.curves else _panel(logs, 'train', kind.training_score or kind.loss_score)

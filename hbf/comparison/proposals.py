@@ -102,7 +102,7 @@ class Studies:
 
     Args:
       folder: folder of the search.
-      method: the method.
+      method: the method of the search.
       space: distributions of config keys.
       count: number of trials of each arm.
       score: the held-out score that Optuna optimizes.
@@ -148,7 +148,7 @@ class Studies:
       study.tell(number, value if finished else None, state=states.COMPLETE if finished else states.PRUNED)
 
   def _trial(self, label: str, number: int) -> Any:
-    """Return Optuna's object for trial `number` of arm `label`. If the arm's study does not have it, ask for it."""
+    """Return Optuna's object for trial `number` of arm `label`. If the arm's study does not have it, ask the study for it."""
     if (label, number) not in self._trials:
       study = self._study(label, number)
       if number == len(study.trials) and (number < DRAWN or self._method.sampler == RANDOM):

@@ -43,11 +43,11 @@ class Trial:
 
   Attributes:
     label: label of the arm.
-    number: index of the trial within its arm. Random trials of different arms that have the same index also have the
-      same values of the keys that the arms share.
+    number: index of the trial within its arm. Random trials with the same index have the same values in all arms, for
+      keys that have the same distribution in all arms.
     seed: seed of the run. It follows from `number`, and is the same in all arms.
     options: values by config key.
-    held_out: value of the task's score `scores[0]` on held-out examples, at the end of training. None without a
+    held_out: value of the first of the task's `scores` on held-out examples, at the end of training. None without a
       result.
     loss: training loss at the end of training. None without a result.
     failed: reason why there is no result. '' if there is a result.

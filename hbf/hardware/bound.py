@@ -53,7 +53,8 @@ def bound(
     products: floating-point operations of the matrix products on one device, by type (as in `Chip.flops`). These are
       the counts of `hbf.models.flops.count_products`, divided by the number of devices.
     memory: bytes that one device reads and writes.
-    network: bytes that one device moves in each collective (`hbf.hardware.hlo.count_traffic`). None: no collectives.
+    network: bytes that one device moves in each kind of collective (`hbf.hardware.hlo.count_traffic`). None: the
+      program has no collectives.
   """
   compute = sum(count / chip.flops[kind] for kind, count in products.items())
   fast, slow = 0.0, 0.0

@@ -178,7 +178,7 @@ def _estimate(
 
 
 def collectives(row: Mapping[str, Any]) -> dict[Collective, int]:
-  """Return the bytes that one device moves in each collective. `row` is a program's part of a report."""
+  """Return the bytes that one device moves in each kind of collective. `row` is a program's part of a report."""
   return {Collective(each['kind'], each['devices'], each['hosts']): each['bytes'] for each in row['collectives']}
 
 
