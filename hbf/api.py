@@ -498,7 +498,7 @@ class Run:
 
   @property
   def _images(self) -> Dataset:
-    """The names of the classes, the shape of the images and other facts about the data set, without the images.
+    """The data set of the run without its images: names of the classes, shape of the images and other facts.
 
     Raise UserError if the run is not on images.
     """
@@ -547,7 +547,7 @@ def _check_on_images(config: ConfigDict, what: str) -> None:
 
 
 def _of_arrays(config: ConfigDict) -> ConfigDict:
-  """Return a copy of a config, changed so that it names the user's own arrays as the data set.
+  """Return a copy of a config in which the data set is the user's own arrays.
 
   Raise UserError if its task is not on images.
   """

@@ -65,7 +65,7 @@ class Arm:
     group: name of the config, such as 'cifar10'. Arms of one group are compared with each other.
     label: name of the arm in its group.
     arguments: arguments of `hbf train` without the seed and the workdir.
-    published: value of the first of the task's `scores` on the test split that others report, or None.
+    published: the test score that others report, a value of the first of the task's `scores`. None: there is none.
     task: name of the config's task.
   """
 

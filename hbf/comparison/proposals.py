@@ -148,7 +148,7 @@ class Studies:
       study.tell(number, value if finished else None, state=states.COMPLETE if finished else states.PRUNED)
 
   def _trial(self, label: str, number: int) -> Any:
-    """Return Optuna's object for trial `number` of arm `label`. If the arm's study does not have it, ask the study for it."""
+    """Return Optuna's object for trial `number` of arm `label`. If the arm's study lacks it, ask the study for it."""
     if (label, number) not in self._trials:
       study = self._study(label, number)
       if number == len(study.trials) and (number < DRAWN or self._method.sampler == RANDOM):

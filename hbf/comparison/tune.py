@@ -43,8 +43,8 @@ class Trial:
 
   Attributes:
     label: label of the arm.
-    number: index of the trial within its arm. Random trials with the same index have the same values in all arms, for
-      keys that have the same distribution in all arms.
+    number: index of the trial within its arm. If the distribution of a key is the same in several arms, their random
+      trials with the same index have the same value of the key.
     seed: seed of the run. It follows from `number`, and is the same in all arms.
     options: values by config key.
     held_out: value of the first of the task's `scores` on held-out examples, at the end of training. None without a
@@ -107,7 +107,7 @@ class Trial:
 
 
 class _Trials(Grid):
-  """The grid of a search. Each arm is a trial and has only one run: arm i with seed i."""
+  """The grid of a search. Its i-th arm is a trial, which is run with the i-th seed only."""
 
   def runs(self) -> list[tuple[Arm, int]]:
     return list(zip(self.arms, self.seeds, strict=True))
@@ -195,7 +195,7 @@ def _run_batch(
 
 
 def _watch(trials: Sequence[Trial], proposals: Proposals, workdir: pathlib.Path) -> Callable[[str], str]:
-  """Return the function `prune` for `run_all`. From the name of a run, it returns why to stop the trial, or ''."""
+  """Return the function `prune` for `run_all`: it takes the name of a run, and returns why to stop it, or ''."""
   by_run, seen = {trial.run: trial for trial in trials}, dict.fromkeys((trial.run for trial in trials), 0)
 
   def prune(run: str) -> str:

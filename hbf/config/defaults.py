@@ -448,5 +448,8 @@ def defaults(task: str) -> ConfigDict:
 
 
 def empty(values: Values) -> Any:
-  """Return the value of an empty config key. It later accepts an int if `values` are whole numbers, else a float."""
+  """Return a placeholder for an empty config key, which fixes the type of the key's later value.
+
+  The type is int if `values` are whole numbers, else float.
+  """
   return config_dict.placeholder(int if values.kind is numbers.Integral else float)

@@ -39,7 +39,10 @@ _STORAGES = {
 
 @dataclasses.dataclass(frozen=True)
 class _Tensor:
-  """The location of a tensor in its storage. Offset and strides count numbers, not bytes."""
+  """The location of a tensor in its storage. Offset and strides count numbers, not bytes.
+
+  `storage` is the description that `_Unpickler.persistent_load` returns.
+  """
 
   storage: tuple
   offset: int

@@ -145,7 +145,7 @@ def class_token(token: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 def patch_positions(positions: np.ndarray) -> np.ndarray:
-  """Return the positions of patches [N − 1, D]: positions [1, N, D] without the first, the class token's."""
+  """Return the positions of patches [N − 1, D]: `positions` [1, N, D] without the first one, of the class token."""
   return positions[0, 1:]
 
 
