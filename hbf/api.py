@@ -549,7 +549,7 @@ def _check_on_images(config: ConfigDict, what: str) -> None:
 def _of_arrays(config: ConfigDict) -> ConfigDict:
   """Return a copy of a config in which the data set is the user's own arrays.
 
-  Raise UserError if its task is not on images.
+  Raise UserError if the config's task is not on images.
   """
   _check_on_images(config, 'config')
   changed = config.copy_and_resolve_references()

@@ -32,7 +32,8 @@ class Values:
     kind: the type of the values.
     expected: the values in words, such as 'a number above 0'.
     holds: a function that takes a value of type `kind` and returns True if the value is valid.
-    names: all valid values, if they are names. The message for a wrong name suggests a similar valid name.
+    names: the valid values, if the option takes one of several names. Then the message for a wrong name suggests a
+      similar valid name. (): the option takes other values.
   """
 
   kind: type | tuple[type, ...]

@@ -61,12 +61,12 @@ class Proposals(Protocol):
   def settle(self, label: str, number: int, value: float | None) -> None:
     """Record the end of trial `number` of arm `label`.
 
-    `value` is its held-out score, or None if it was stopped or has diverged.
+    `value` is the trial's held-out score, or None if the trial was stopped or has diverged.
     """
 
 
 class Draws:
-  """Options that are drawn at random (`hbf.comparison.space.draw`)."""
+  """Proposals of options that are drawn at random (`hbf.comparison.space.draw`)."""
 
   def __init__(self, space: Sequence[Option], count: int):
     """Prepare the draws of `count` trials of each arm."""
@@ -88,7 +88,7 @@ class Draws:
 
 
 class Studies:
-  """Options that Optuna proposes. Each arm has a study.
+  """Proposals of options by Optuna, which has a study for each arm.
 
   The first `DRAWN` trials of TPE, and all trials of a random search, have the options that `Draws` gives. So if
   two arms have the same distribution of a key, these trials have the same values of the key in both arms. A trial

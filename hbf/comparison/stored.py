@@ -110,11 +110,11 @@ class RunFolders(StoredRuns):
     return load_config(run) if (run / 'config.json').exists() else None
 
   def data(self, name: str, *keys: str) -> dict[str, Any] | None:
-    """Return the content of data.json, or None without this file."""
+    """Return the content of data.json, which must have all `keys`. None without this file."""
     return read_data(self._folder / name, *keys)
 
   def result(self, name: str, *keys: str) -> dict[str, Any] | None:
-    """Return the content of result.json, or None without this file."""
+    """Return the content of result.json, which must have all `keys`. None without this file."""
     return read_result(self._folder / name, *keys)
 
   def metrics(self, name: str) -> list[dict[str, Any]]:
@@ -158,11 +158,11 @@ class PackedRuns(StoredRuns):
     return None if stored is None else as_config(stored, self._source(name, 'config'), CURE)
 
   def data(self, name: str, *keys: str) -> dict[str, Any] | None:
-    """Return the content of data.json, or None without this file."""
+    """Return the content of data.json, which must have all `keys`. None without this file."""
     return self._object(name, 'data', *keys)
 
   def result(self, name: str, *keys: str) -> dict[str, Any] | None:
-    """Return the content of result.json, or None without this file."""
+    """Return the content of result.json, which must have all `keys`. None without this file."""
     return self._object(name, 'result', *keys)
 
   def metrics(self, name: str) -> list[dict[str, Any]]:

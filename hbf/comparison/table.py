@@ -55,7 +55,7 @@ class Row:
     return TASKS[self.task]
 
   def format(self, value: float, sign: str = '') -> str:
-    """Return a value of the compared score as a text. If `sign` is '+', positive values get a plus sign."""
+    """Return a value of the table's compared score as a text. If `sign` is '+', positive values get a plus sign."""
     return f'{value:{sign}{self.kind.scores[0].form}}'
 
 

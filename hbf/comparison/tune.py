@@ -286,7 +286,7 @@ def expected_best(values: Sequence[float], score: Score) -> list[float]:
 
 
 def _check_request(request: Comparison, count: int) -> tuple[tuple[Option, ...], Draws]:
-  """Check the numbers of arms, trials and configs, and the space. Return the space and its random draws."""
+  """Check the numbers of arms, trials and configs, and the space. Return the space and random draws from it."""
   if count < 1 or not request.arms:
     raise UserError('a search needs at least one arm and one trial: give --arm, and --tune=1 or more')
   space = parse_space(request.space)

@@ -31,12 +31,12 @@ class Bound(NamedTuple):
 
   @property
   def seconds(self) -> float:
-    """The estimated time of the program in seconds: the greatest of the three times."""
+    """The estimated time of the program in seconds: the greatest of `compute`, `memory` and `network`."""
     return max(self)
 
   @property
   def limit(self) -> str:
-    """The name of the greatest of the three times: 'compute', 'memory' or 'network'."""
+    """The resource with the greatest time: 'compute', 'memory' or 'network'."""
     return max(self._fields, key=lambda name: getattr(self, name))
 
 
