@@ -419,7 +419,9 @@ class Run:
     return continue_texts(self.model, self.params, tokenizer, prompts, count, sampling, seed, stop)
 
   def evaluate(self, split: str = 'test', data: ArrayData | None = None) -> dict[str, Any]:
-    """Evaluate the run at this checkpoint, with the edits of this object. See `hbf.evaluate`.
+    """Evaluate a split, with the checkpoint and the edits of this run.
+
+    The arguments and the result are as in `hbf.evaluate`.
 
     Raises:
       ValueError: the run has classes that were added by `learn`. The splits have no images of them.

@@ -85,7 +85,7 @@ class Arm:
     return f'{self.group}-{self.label}-{seed}'
 
   def config(self, seed: int) -> ConfigDict:
-    """Return the config of the run with a seed, as `hbf train` reads it from the arguments.
+    """Return the config of this arm's run with a seed, as `hbf train` reads it from the arguments.
 
     Raises:
       UserError: an argument is wrong.
@@ -115,12 +115,12 @@ class Grid:
     return Grid(tuple(arms.values()), tuple(sorted({*self.seeds, *other.seeds})))
 
   def save(self, workdir: pathlib.Path) -> None:
-    """Write grid.json."""
+    """Write the grid to grid.json in a comparison folder."""
     write_json(workdir / 'grid.json', dataclasses.asdict(self))
 
   @classmethod
   def load(cls, workdir: pathlib.Path) -> 'Grid':
-    """Read grid.json.
+    """Read the grid from grid.json in a comparison folder.
 
     Raises:
       UserError: grid.json is missing or damaged.

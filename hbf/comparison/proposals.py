@@ -134,14 +134,15 @@ class Studies:
       trial.report(values[evaluation], evaluation)
 
   def prunes(self, label: str, number: int) -> bool:
-    """Return True if the trial should be stopped.
+    """Return True if the method stops bad trials, and trial `number` of arm `label` is bad.
 
-    Its best score so far is then worse than the median score of the arm's finished trials at the same evaluation.
+    A trial is bad if its best score so far is worse than the median score of the arm's finished trials at the same
+    evaluation.
     """
     return self._method.prune and self._trial(label, number).should_prune()
 
   def settle(self, label: str, number: int, value: float | None) -> None:
-    """Record the end of the trial in the arm's study, unless it is already recorded."""
+    """Record the end of the trial in the arm's study, unless it is already recorded. See `Proposals.settle`."""
     study, states = self._trial(label, number).study, self._optuna.trial.TrialState
     if not study.trials[number].state.is_finished():
       finished = value is not None and math.isfinite(value)
