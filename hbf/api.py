@@ -75,11 +75,11 @@ def train(
   devices: Sequence[jax.Device] | None = None,
   progress: bool = True,
 ) -> dict[str, Any] | None:
-  """Train, or continue the run in a folder, and evaluate the test split once, at the end.
+  """Train a network, or continue the run in a folder. Evaluate the test split once, at the end.
 
-  This function works in a script, a notebook and a thread. Ctrl-C saves the run and then raises KeyboardInterrupt,
-  but not in a thread. A second call with the same arguments continues from the last checkpoint. If the run is
-  finished, the call returns its result.
+  This function works in a script, a notebook and a thread. Ctrl-C saves the run and then raises KeyboardInterrupt.
+  But if the call is in another thread than the main thread, Ctrl-C does not stop it. A second call with the same
+  arguments continues from the last checkpoint. If the run is finished, the call returns its result.
 
   The devices take up to `train.steps_per_call` steps at a time. Then every callback is called as
   `callback(step, metrics, state)`:
@@ -243,8 +243,8 @@ def edit(
 
   Raises:
     ValueError: an image has a wrong shape, a class is unknown, a prompt is empty or too long, or the model already
-      gives the right answer. Or the example already has an edit. Or the run is a language model without centers in
-      stage 2 of its last block.
+      gives the right answer. Or the example already has an edit. Or the run has learned classes, or is a language
+      model without centers in stage 2 of its last block.
   """
   count = len(answers)
   if run.config.task == 'next_token':
@@ -419,7 +419,9 @@ class Run:
     return continue_texts(self.model, self.params, tokenizer, prompts, count, sampling, seed, stop)
 
   def evaluate(self, split: str = 'test', data: ArrayData | None = None) -> dict[str, Any]:
-    """Evaluate the run at this checkpoint, with the edits of this object. See `hbf.evaluate`.
+    """Evaluate a split, with the checkpoint and the edits of this run.
+
+    The arguments and the result are as in `hbf.evaluate`.
 
     Raises:
       ValueError: the run has classes that were added by `learn`. The splits have no images of them.
@@ -498,7 +500,10 @@ class Run:
 
   @property
   def _images(self) -> Dataset:
-    """The data set of the run, without its images. Raise UserError if the run is not on images."""
+    """The data set of the run without its images: names of the classes, shape of the images and other facts.
+
+    Raise UserError if the run is not on images.
+    """
     if not on_images(self.config.task):
       raise UserError(f'{self.workdir} holds a run of task {self.config.task}: expected one on images')
     return self.task.dataset
@@ -525,7 +530,7 @@ class Run:
 
 
 def _address(workdir: Any) -> str | os.PathLike[str]:
-  """Return the argument. Raise UserError unless it is a path or an address."""
+  """Return the argument. Raise UserError unless it is the path of a run folder or its address on a bucket."""
   if not isinstance(workdir, str | os.PathLike) or not str(workdir):
     raise UserError(f'workdir is {workdir!r}: expected a folder, such as "runs/c10"')
   return workdir
@@ -544,7 +549,10 @@ def _check_on_images(config: ConfigDict, what: str) -> None:
 
 
 def _of_arrays(config: ConfigDict) -> ConfigDict:
-  """Return a copy of a config with the user's own arrays as its data set."""
+  """Return a copy of a config in which the data set is the user's own arrays.
+
+  Raise UserError if the config's task is not on images.
+  """
   _check_on_images(config, 'config')
   changed = config.copy_and_resolve_references()
   changed.data.update(name=NAME, image_size=0)

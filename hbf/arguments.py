@@ -14,8 +14,8 @@ from hbf.errors import UserError
 class Parser(argparse.ArgumentParser):
   """A parser of command-line flags that raises UserError for a wrong flag. It does not accept abbreviated flags.
 
-  The argument `command` is a command of `hbf`, such as 'hbf prepare', or a module, such as 'hbf.analysis.nested'. The
-  argument `about` describes the command in its help.
+  The argument `command` is the name for help texts and messages: a command such as 'hbf prepare', or a module such as
+  'hbf.analysis.nested'. The argument `about` describes the command in its help.
   """
 
   def __init__(self, command: str, about: str):

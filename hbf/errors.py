@@ -73,7 +73,7 @@ def _reader_is_gone() -> bool:
 
 
 def choose(what: str, name: str, known: Mapping[str, Value]) -> Value:
-  """Return `known[name]`.
+  """Return `known[name]`, or raise an error that helps to find the right name.
 
   Args:
     what: word for the error message, such as 'recipe'.

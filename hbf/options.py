@@ -32,7 +32,8 @@ class Values:
     kind: the type of the values.
     expected: the values in words, such as 'a number above 0'.
     holds: a function that takes a value of type `kind` and returns True if the value is valid.
-    names: all valid values, if they are names. The message for a wrong name suggests a similar valid name.
+    names: the valid values, if the option takes one of several names. Then the message for a wrong name suggests a
+      similar valid name. (): the option takes other values.
   """
 
   kind: type | tuple[type, ...]
@@ -117,7 +118,7 @@ def one_of(names: Collection[str]) -> Values:
 
 
 def _length(duration: str) -> float | None:
-  """Return the number in a duration such as '5epochs' or '20%'. None for another text, or for more than 100%."""
+  """Return the number in a duration: 5.0 for '5epochs', 20.0 for '20%'. None for another text or more than 100%."""
   match = DURATION_PATTERN.fullmatch(duration)
   return None if match is None or (match[2] == '%' and float(match[1]) > 100) else float(match[1])
 
@@ -125,7 +126,8 @@ def _length(duration: str) -> float | None:
 def values_of(kind: Any) -> dict[str, Values]:
   """Return the valid values of each option of a dataclass, by name of the option.
 
-  An option is a field of the type Annotated[type, values], where `values` is an instance of `Values`.
+  An option is a field of the type Annotated[type, values], where `values` is an instance of `Values`. `kind` is the
+  dataclass or an instance of it.
   """
   return declared({field.name: field for field in dataclasses.fields(kind)})
 

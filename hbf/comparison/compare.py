@@ -28,7 +28,8 @@ def compare(request: Comparison, workdir: pathlib.Path, devices: Sequence[Device
     False if a requested run failed. Otherwise True, also if a signal stopped the comparison.
 
   Raises:
-    UserError: the request is not valid, or the folder has other runs with the same names.
+    UserError: the request is not valid, the folder is packed, or a run in the folder has the name of a requested run
+      but another config.
   """
   check_place(workdir)
   refuse_packed(workdir)
@@ -65,7 +66,7 @@ def report(workdir: pathlib.Path, split: str) -> None:
 
 
 def write_report(grid: Grid, workdir: pathlib.Path) -> None:
-  """Write comparison.md, comparison.json and curves.png from the runs, and print comparison.md."""
+  """Write comparison.md, comparison.json and curves.png from the logs of the runs, and print comparison.md."""
   rows = read_rows(grid, workdir)
   text = markdown(rows)
   replace_text(workdir / 'comparison.md', text)

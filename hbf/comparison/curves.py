@@ -30,12 +30,13 @@ WIDTH, HEIGHT, LABEL = 11.0, 4.2, 0.21  # in inches: width and least height of a
 
 
 class Curve(NamedTuple):
-  """The learning curve of an arm: a value for each of S seeds at each of n epochs.
+  """The learning curve of an arm: a score of each of S seeds at each of n epochs.
 
   Attributes:
-    epochs: epochs at which the first seed was evaluated, [n].
-    values: the value of each seed at each of the n epochs, [S, n]. The values of a seed that was evaluated at other
-      epochs are interpolated.
+    epochs: the epochs at which the log of the first seed has the score, [n]. Epochs that another seed has not reached
+      are left out.
+    values: the score of each seed at each of the n epochs, [S, n]. If a seed's log has other epochs, the score is
+      interpolated.
   """
 
   epochs: np.ndarray
@@ -48,12 +49,12 @@ class Curve(NamedTuple):
 
 
 class Panel(NamedTuple):
-  """A panel of a figure.
+  """A panel of a figure: the learning curves of the arms of a group, for one score on one split.
 
   Attributes:
-    name: name of the split for the label of the axis.
+    name: name of the split, for the label of the y-axis.
     score: the score on the y-axis.
-    curves: curves by the label of the arm. Arms without data are left out.
+    curves: the curves by label of the arm. Arms whose logs do not have the score are left out.
   """
 
   name: str
@@ -65,8 +66,8 @@ def draw_curves(grid: Grid, workdir: pathlib.Path, path: pathlib.Path) -> None:
   """Write a PNG with a row of two panels for each group, which is all arms on one config.
 
   A curve is the mean over an arm's seeds. A band around the curve shows the range over the seeds. The first panel
-  shows the training loss, and the second panel the score on held-out examples. If a group has no held-out examples,
-  the second panel shows the task's score of training batches. Labels stand at the ends of the curves. If there are
+  shows the training loss. The second panel shows the first of the task's `scores` on held-out examples or, if the
+  group has no held-out examples, the task's `training_score`. Labels stand at the ends of the curves. If there are
   more arms than colors, the best arms get a color, and the others are gray. A curve ends at the last epoch that all
   seeds of the arm have reached. The values of a diverged run end at its divergence.
 
@@ -101,11 +102,11 @@ def draw_expected(
   """Write a PNG with a curve for each arm: its best held-out score against the number of trials.
 
   Args:
-    expected: for each label of an arm, the best score of 1, 2, … trials. It is the expected best score or the best
-      score so far.
+    expected: the best scores of 1, 2, … trials, by label of the arm. For a random search they are expected values.
+      Otherwise they are the best scores so far.
     score: the kind of score.
     path: path of the PNG.
-    name: words for the best score in the label of the y-axis: 'expected best' or 'best'.
+    name: words for the label of the y-axis: 'expected best' for a random search, and otherwise 'best'.
   """
   curves = {
     label: Curve(np.arange(1, len(values) + 1), np.asarray([values])) for label, values in expected.items() if values
@@ -156,9 +157,10 @@ def _panel(logs: Mapping[str, list[list[dict]]], split: str, score: Score) -> Pa
 
 
 def _held_out_panel(logs: Mapping[str, list[list[dict]]], kind: type[Task]) -> Panel:
-  """Return the panel of a task's score `scores[0]` on held-out examples.
+  """Return the second panel of a group, from the lines of metrics.jsonl by label (`_logs`), for the task `kind`.
 
-  If there are no held-out examples, return the panel of a score of training batches.
+  It shows the first of the task's `scores` on held-out examples. If there are no held-out examples, it shows the
+  task's `training_score` or, if the task has none, the training loss.
   """
   panel = _panel(logs, 'validation', kind.scores[0])
   return panel if panel.curves else _panel(logs, 'train', kind.training_score or kind.loss_score)

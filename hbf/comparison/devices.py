@@ -26,9 +26,10 @@ class Device:
     return f'{self.kind}:{self.number}' if self.kind else 'all devices'
 
   def environment(self) -> dict[str, str]:
-    """Return the environment variables that restrict JAX to this device.
+    """Return the environment variables that restrict JAX to this GPU, or to the CPU. {} for all devices.
 
-    gpu:0 is the first GPU that the current environment allows.
+    gpu:0 is the first GPU that the current environment allows. No variable selects a core of the CPU:
+    `hbf.comparison.runs` binds the process of a run to its core.
 
     Raises:
       UserError: the current environment allows too few GPUs.

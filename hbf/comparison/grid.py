@@ -65,7 +65,7 @@ class Arm:
     group: name of the config, such as 'cifar10'. Arms of one group are compared with each other.
     label: name of the arm in its group.
     arguments: arguments of `hbf train` without the seed and the workdir.
-    published: published test value of the task's score `scores[0]`, or None.
+    published: the test score that others report, a value of the first of the task's `scores`. None: there is none.
     task: name of the config's task.
   """
 
@@ -85,7 +85,7 @@ class Arm:
     return f'{self.group}-{self.label}-{seed}'
 
   def config(self, seed: int) -> ConfigDict:
-    """Return the config of the run with a seed, as `hbf train` reads it from the arguments.
+    """Return the config of this arm's run with a seed, as `hbf train` reads it from the arguments.
 
     Raises:
       UserError: an argument is wrong.
@@ -115,12 +115,12 @@ class Grid:
     return Grid(tuple(arms.values()), tuple(sorted({*self.seeds, *other.seeds})))
 
   def save(self, workdir: pathlib.Path) -> None:
-    """Write grid.json."""
+    """Write the grid to grid.json in a comparison folder."""
     write_json(workdir / 'grid.json', dataclasses.asdict(self))
 
   @classmethod
   def load(cls, workdir: pathlib.Path) -> 'Grid':
-    """Read grid.json.
+    """Read the grid from grid.json in a comparison folder.
 
     Raises:
       UserError: grid.json is missing or damaged.
@@ -226,7 +226,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def check_runs(grid: Grid, workdir: pathlib.Path) -> None:
-  """Check that the runs in a folder have the configs of the grid.
+  """Check that each run of the grid that is already in the folder has the config that the grid gives it.
 
   Raises:
     UserError: a config differs. The message names the run and the keys that differ.
@@ -255,7 +255,10 @@ def _parse_arm(text: str, config: str, overrides: Sequence[str]) -> Arm:
 
 
 def _match_arms(arms: Sequence[Arm], first: Arm, request: Comparison) -> list[Arm]:
-  """Return the arms, matched to the arm `first` in parameters and operations as requested. Check their configs."""
+  """Return the arms, matched to the arm `first` in parameters and operations as requested.
+
+  Raise UserError if a config is wrong, or if an arm has more parameters than the request allows.
+  """
   plans = {arm: make_plan(arm.config(0)) for arm in dict.fromkeys([first, *arms])}
   budget = plans[first].parameters
   unmatched = [arm for arm in arms if request.match and abs(plans[arm].parameters - budget) > TOLERANCE * budget]

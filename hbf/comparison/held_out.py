@@ -11,10 +11,10 @@ from hbf.markdown import table
 
 
 def held_out_table(grid: Grid, workdir: pathlib.Path) -> str:
-  """Return Markdown tables of the scores of each arm at the end of training.
+  """Return a Markdown table for each group: its arms' scores on held-out examples, at the end of training.
 
-  A score is the mean over the finished runs, with its standard deviation over the seeds. In each group, the
-  best value of the task's score `scores[0]` is bold.
+  A score is the mean over the finished runs, with its standard deviation over the seeds. In each table, the best
+  value of the first score is bold.
   """
   runs = open_runs(workdir)
   ends = {arm: _ends(arm, grid, runs) for arm in grid.arms}

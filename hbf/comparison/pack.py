@@ -51,7 +51,7 @@ def pack(folder: pathlib.Path, target: pathlib.Path) -> tuple[list[str], list[st
     target: folder to make. If packing fails, nothing is left of it.
 
   Returns:
-    The names of the runs without a result, and the names of the folders that are not packed.
+    The names of the runs without a result, which are packed too, and the names of the folders that are not packed.
 
   Raises:
     UserError: the folder is not a comparison, is in use or is packed already. Or the target exists
@@ -150,7 +150,7 @@ def _made(target: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 class _Arrays:
-  """The arrays of all runs by key. Equal arrays are stored only once."""
+  """The arrays for predictions.npz: those of all runs, by key. Equal arrays are stored only once."""
 
   def __init__(self) -> None:
     self.by_key: dict[str, np.ndarray] = {}
@@ -174,7 +174,10 @@ def _smallest(array: np.ndarray) -> np.ndarray:
 
 
 def _about(folder: pathlib.Path) -> dict[str, dict[str, Any]]:
-  """Return the group, label and seed of each run of the comparison or search."""
+  """Return the group, label and seed of each run of a comparison or search, by name of the run.
+
+  Return {} for a folder of single runs. Raise UserError if the folder is packed already.
+  """
   if (folder / PACKED).exists():
     raise UserError(f'{folder} is packed already')
   if (folder / 'grid.json').exists():

@@ -61,12 +61,12 @@ class Proposals(Protocol):
   def settle(self, label: str, number: int, value: float | None) -> None:
     """Record the end of trial `number` of arm `label`.
 
-    `value` is its held-out score, or None if it was stopped or has diverged.
+    `value` is the trial's held-out score, or None if the trial was stopped or has diverged.
     """
 
 
 class Draws:
-  """Options that are drawn at random (`hbf.comparison.space.draw`)."""
+  """Proposals of options that are drawn at random (`hbf.comparison.space.draw`)."""
 
   def __init__(self, space: Sequence[Option], count: int):
     """Prepare the draws of `count` trials of each arm."""
@@ -88,7 +88,7 @@ class Draws:
 
 
 class Studies:
-  """Options that Optuna proposes. Each arm has a study.
+  """Proposals of options by Optuna, which has a study for each arm.
 
   The first `DRAWN` trials of TPE, and all trials of a random search, have the options that `Draws` gives. So if
   two arms have the same distribution of a key, these trials have the same values of the key in both arms. A trial
@@ -102,7 +102,7 @@ class Studies:
 
     Args:
       folder: folder of the search.
-      method: the method.
+      method: the method of the search.
       space: distributions of config keys.
       count: number of trials of each arm.
       score: the held-out score that Optuna optimizes.
@@ -134,21 +134,22 @@ class Studies:
       trial.report(values[evaluation], evaluation)
 
   def prunes(self, label: str, number: int) -> bool:
-    """Return True if the trial should be stopped.
+    """Return True if the method stops bad trials, and trial `number` of arm `label` is bad.
 
-    Its best score so far is then worse than the median score of the arm's finished trials at the same evaluation.
+    A trial is bad if its best score so far is worse than the median score of the arm's finished trials at the same
+    evaluation.
     """
     return self._method.prune and self._trial(label, number).should_prune()
 
   def settle(self, label: str, number: int, value: float | None) -> None:
-    """Record the end of the trial in the arm's study, unless it is already recorded."""
+    """Record the end of the trial in the arm's study, unless it is already recorded. See `Proposals.settle`."""
     study, states = self._trial(label, number).study, self._optuna.trial.TrialState
     if not study.trials[number].state.is_finished():
       finished = value is not None and math.isfinite(value)
       study.tell(number, value if finished else None, state=states.COMPLETE if finished else states.PRUNED)
 
   def _trial(self, label: str, number: int) -> Any:
-    """Return Optuna's object for trial `number` of arm `label`. If the arm's study does not have it, ask for it."""
+    """Return Optuna's object for trial `number` of arm `label`. If the arm's study lacks it, ask the study for it."""
     if (label, number) not in self._trials:
       study = self._study(label, number)
       if number == len(study.trials) and (number < DRAWN or self._method.sampler == RANDOM):

@@ -44,7 +44,7 @@ class StoredRuns(abc.ABC):
 
   @abc.abstractmethod
   def data(self, name: str, *keys: str) -> dict[str, Any] | None:
-    """Return the content of data.json. None for an old run, which has no such file.
+    """Return the content of a run's data.json. None for an old run, which has no such file.
 
     Raises:
       UserError: the content lacks one of `keys`, or it is damaged.
@@ -52,7 +52,7 @@ class StoredRuns(abc.ABC):
 
   @abc.abstractmethod
   def result(self, name: str, *keys: str) -> dict[str, Any] | None:
-    """Return the content of result.json, or None if the run is not finished.
+    """Return the content of a run's result.json, or None if the run is not finished.
 
     Raises:
       UserError: the content lacks one of `keys`, or it is damaged.
@@ -60,7 +60,7 @@ class StoredRuns(abc.ABC):
 
   @abc.abstractmethod
   def metrics(self, name: str) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl."""
+    """Return the lines of a run's metrics.jsonl."""
 
   @abc.abstractmethod
   def predictions(self, name: str) -> dict[str, np.ndarray] | None:
@@ -110,15 +110,15 @@ class RunFolders(StoredRuns):
     return load_config(run) if (run / 'config.json').exists() else None
 
   def data(self, name: str, *keys: str) -> dict[str, Any] | None:
-    """Return the content of data.json, or None without this file."""
+    """Return the content of data.json, which must have all `keys`. None without this file."""
     return read_data(self._folder / name, *keys)
 
   def result(self, name: str, *keys: str) -> dict[str, Any] | None:
-    """Return the content of result.json, or None without this file."""
+    """Return the content of result.json, which must have all `keys`. None without this file."""
     return read_result(self._folder / name, *keys)
 
   def metrics(self, name: str) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl."""
+    """Return the lines of a run's metrics.jsonl."""
     return read_metrics(self._folder / name)
 
   def predictions(self, name: str) -> dict[str, np.ndarray] | None:
@@ -158,15 +158,15 @@ class PackedRuns(StoredRuns):
     return None if stored is None else as_config(stored, self._source(name, 'config'), CURE)
 
   def data(self, name: str, *keys: str) -> dict[str, Any] | None:
-    """Return the content of data.json, or None without this file."""
+    """Return the content of data.json, which must have all `keys`. None without this file."""
     return self._object(name, 'data', *keys)
 
   def result(self, name: str, *keys: str) -> dict[str, Any] | None:
-    """Return the content of result.json, or None without this file."""
+    """Return the content of result.json, which must have all `keys`. None without this file."""
     return self._object(name, 'result', *keys)
 
   def metrics(self, name: str) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl."""
+    """Return the lines of a run's metrics.jsonl."""
     lines = self._lines.get(name, {}).get('metrics', [])
     if not isinstance(lines, list):
       raise damaged(self._source(name, 'metrics'), f'expected a list, found {type(lines).__name__}', CURE)

@@ -34,8 +34,8 @@ class Row:
     failed: for each run without a result, the reason why it has none, by seed.
     mean: mean of the compared score over the seeds. None without a result.
     sd: standard deviation of the compared score over the seeds. None for fewer than two results.
-    difference: difference from the first arm of the group. None for the first arm itself. Also None if the runs did
-      not store the outcomes for the test examples, or if the first arm has other test examples.
+    difference: difference from the first arm of the group. None for the first arm itself. Also None if one of the
+      two arms has no finished run or has a run without stored outcomes, or if their test examples differ.
     published: value of the compared score that others report, or None.
   """
 
@@ -55,7 +55,7 @@ class Row:
     return TASKS[self.task]
 
   def format(self, value: float, sign: str = '') -> str:
-    """Return a value of the compared score as a text. If `sign` is '+', positive values get a plus sign."""
+    """Return a value of the table's compared score as a text. If `sign` is '+', positive values get a plus sign."""
     return f'{value:{sign}{self.kind.scores[0].form}}'
 
 
@@ -115,7 +115,7 @@ def _differences(seeds: Mapping[Arm, Sequence[int]], runs: StoredRuns) -> dict[A
   """Return the difference of each arm of a group from the first arm.
 
   An arm is left out if it has no finished run, if a run stored no outcomes for the test examples, or if its test
-  examples differ from the first arm's.
+  examples differ from the first arm's. If the first arm is left out, the result is empty.
 
   Args:
     seeds: the seeds of the finished runs of each arm. The first arm is the reference.

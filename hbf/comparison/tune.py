@@ -43,16 +43,16 @@ class Trial:
 
   Attributes:
     label: label of the arm.
-    number: index of the trial within its arm. Random trials of different arms that have the same index also have the
-      same values of the keys that the arms share.
+    number: index of the trial within its arm. If the distribution of a key is the same in several arms, their random
+      trials with the same index have the same value of the key.
     seed: seed of the run. It follows from `number`, and is the same in all arms.
     options: values by config key.
-    held_out: value of the task's score `scores[0]` on held-out examples, at the end of training. None without a
+    held_out: value of the first of the task's `scores` on held-out examples, at the end of training. None without a
       result.
     loss: training loss at the end of training. None without a result.
     failed: reason why there is no result. '' if there is a result.
     arm: the requested arm, 'LABEL: MODEL key=value …'.
-    like: the reference arm. Its number of parameters is matched, and its training operations if the request says so.
+    like: the arm to which the number of parameters is matched, and the training operations if the request says so.
     group: name of the config.
     task: name of the config's task.
     run: name of the run's folder.
@@ -79,7 +79,7 @@ class Trial:
 
   @property
   def ranks(self) -> Score:
-    """The score by which trials are compared."""
+    """The score that decides which trial is better: the first of the task's `scores`."""
     return TASKS[self.task].scores[0]
 
   @property
@@ -107,7 +107,7 @@ class Trial:
 
 
 class _Trials(Grid):
-  """A grid in which each arm has one run. Seed i belongs to arm i."""
+  """The grid of a search. Its i-th arm is a trial, which is run with the i-th seed only."""
 
   def runs(self) -> list[tuple[Arm, int]]:
     return list(zip(self.arms, self.seeds, strict=True))
@@ -175,9 +175,9 @@ def _run_batch(
   devices: Sequence[Device],
   console: Console,
 ) -> bool:
-  """Run the trials that are not settled (`Trial.settled`). Then report all settled trials to `proposals`.
+  """Run those of the trials that are not settled (`Trial.settled`). Then report the settled ones to `proposals`.
 
-  Return False if a signal ended the call.
+  Return False if a signal ended the call. `grid` has a run for each of the trials.
   """
   by_run = {trial.run: trial for trial in (*_read(workdir), *trials)}
   measured = _write(sorted(by_run.values(), key=lambda trial: trial.number), workdir)
@@ -195,7 +195,7 @@ def _run_batch(
 
 
 def _watch(trials: Sequence[Trial], proposals: Proposals, workdir: pathlib.Path) -> Callable[[str], str]:
-  """Return a function that takes the name of a run, and returns the reason to stop its trial, or ''."""
+  """Return the function `prune` for `run_all`: it takes the name of a run, and returns why to stop it, or ''."""
   by_run, seen = {trial.run: trial for trial in trials}, dict.fromkeys((trial.run for trial in trials), 0)
 
   def prune(run: str) -> str:
@@ -286,7 +286,7 @@ def expected_best(values: Sequence[float], score: Score) -> list[float]:
 
 
 def _check_request(request: Comparison, count: int) -> tuple[tuple[Option, ...], Draws]:
-  """Check the numbers of arms, trials and configs, and the space. Return the space and its random draws."""
+  """Check the numbers of arms, trials and configs, and the space. Return the space and random draws from it."""
   if count < 1 or not request.arms:
     raise UserError('a search needs at least one arm and one trial: give --arm, and --tune=1 or more')
   space = parse_space(request.space)

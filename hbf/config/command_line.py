@@ -12,7 +12,7 @@ from hbf.errors import UserError
 
 
 def read_config(arguments: Sequence[str]) -> ConfigDict:
-  """Return the config of `hbf train` with these arguments. The first argument is --config=DATA[:…].
+  """Return the config that `hbf train` uses with these arguments. The first argument is --config=DATA[:…].
 
   Raises:
     UserError: a file, key or value is wrong.

@@ -416,7 +416,7 @@ def keys(task: str) -> dict[str, Key]:
 
 
 def keys_of_task(task: str) -> dict[str, Key]:
-  """Return the config keys that no other task has, for a task on images. Only task regression has such keys."""
+  """Return the config keys that only this one of the tasks on images has. Return {} for all tasks but regression."""
   return REGRESSION if task == 'regression' else {}
 
 
@@ -448,5 +448,8 @@ def defaults(task: str) -> ConfigDict:
 
 
 def empty(values: Values) -> Any:
-  """Return a placeholder for an empty config key: of type int if `values` are whole numbers, else of type float."""
+  """Return a placeholder for an empty config key, which fixes the type of the key's later value.
+
+  The type is int if `values` are whole numbers, else float.
+  """
   return config_dict.placeholder(int if values.kind is numbers.Integral else float)

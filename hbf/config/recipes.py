@@ -161,7 +161,7 @@ def defaults(task: str = 'classification') -> ConfigDict:
 
 
 def named_options(name: str) -> dict[str, Any]:
-  """Return the keys of section `model` that a named model sets, with their values.
+  """Return the keys of section `model` that a model such as 'gmlp' sets, with their values. Most models set none.
 
   If a value is None, `resolve` replaces it.
   """

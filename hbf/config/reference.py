@@ -47,7 +47,10 @@ def field_meanings(kind: type) -> dict[str, str]:
 
 
 def _stage_table(module: type | None, keys: Mapping[str, Key]) -> str:
-  """Return a table of a stage's options `keys`. Their meanings are in the docstring of its class `module`."""
+  """Return a table of a stage's options `keys`, with their meanings from the docstring of the stage's class `module`.
+
+  For a stage without options, return a sentence that says so.
+  """
   if module is None or not keys:
     return 'It has no options.\n'
   meanings = field_meanings(module)

@@ -35,7 +35,8 @@ def largest_batch(needs: Callable[[int], int], memory: int, unit: int, start: in
 def _interpolate(known: dict[int, int], memory: int) -> int:
   """Return k so that a batch of k · `unit` examples would need about `memory` bytes (`largest_batch`).
 
-  `known` maps each tried k to its needed bytes. A straight line goes through the two tries nearest to `memory`.
+  `known` maps each tried k to its needed bytes. A straight line goes through the two tries nearest to `memory`. After
+  only one try, k is doubled or halved.
   """
   (a, at_a), *others = sorted(known.items(), key=lambda item: abs(item[1] - memory))
   if not others:

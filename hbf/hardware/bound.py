@@ -31,12 +31,12 @@ class Bound(NamedTuple):
 
   @property
   def seconds(self) -> float:
-    """The estimated time of the program in seconds: the greatest of the three times."""
+    """The estimated time of the program in seconds: the greatest of `compute`, `memory` and `network`."""
     return max(self)
 
   @property
   def limit(self) -> str:
-    """The name of the greatest of the three times: 'compute', 'memory' or 'network'."""
+    """The resource with the greatest time: 'compute', 'memory' or 'network'."""
     return max(self._fields, key=lambda name: getattr(self, name))
 
 
@@ -53,7 +53,8 @@ def bound(
     products: floating-point operations of the matrix products on one device, by type (as in `Chip.flops`). These are
       the counts of `hbf.models.flops.count_products`, divided by the number of devices.
     memory: bytes that one device reads and writes.
-    network: bytes that one device moves in each collective (`hbf.hardware.hlo.count_traffic`). None: no collectives.
+    network: bytes that one device moves in each kind of collective (`hbf.hardware.hlo.count_traffic`). None: the
+      program has no collectives.
   """
   compute = sum(count / chip.flops[kind] for kind, count in products.items())
   fast, slow = 0.0, 0.0

@@ -101,7 +101,7 @@ class Traffic(NamedTuple):
 
   Attributes:
     memory: bytes that the device reads from its memory and writes to its memory.
-    network: for each collective, the bytes that the device receives or sends, whichever are more.
+    network: for each kind of collective, the bytes that the device receives or sends, whichever are more.
   """
 
   memory: int
@@ -147,12 +147,12 @@ def instruction_traffic(text: str) -> dict[str, tuple[str, int]]:
 def _collectives(
   computations: Mapping[str, Computation], computation: Computation, instruction: Instruction, within: set[str]
 ) -> Iterator[tuple[str, Computation, Instruction]]:
-  """Yield the collectives of an instruction as (kind, computation, instruction).
+  """Yield each collective of an instruction as (its kind, the computation that contains it, its own instruction).
 
-  The instruction may be a collective itself, or a fusion that contains collectives. A TPU's compiler overlaps some
-  collectives with the matrix products of several fusions. Then it writes the collective into each of these
-  fusions, with one channel_id. `within` has the channel_ids that earlier calls found, and gets the new ones. So each
-  collective is yielded once.
+  The argument `instruction` may be a collective itself, or a fusion that contains collectives. A TPU's compiler
+  overlaps some collectives with the matrix products of several fusions. Then it writes the collective into each of
+  these fusions, with one channel_id. `within` has the channel_ids that earlier calls found, and gets the new ones. So
+  each collective is yielded once.
   """
   if (kind := instruction.opcode.removesuffix('-start')) in COLLECTIVES:
     yield kind, computation, instruction

@@ -83,7 +83,7 @@ def describe_programs(
 
 
 def hash_program(text: str, jaxpr: Any) -> str:
-  """Return a hash of a program. It is the same in every process.
+  """Return a hash of a program, to recognize a program that has not changed. It is the same in every process.
 
   Args:
     text: text of the lowered program.
@@ -119,7 +119,7 @@ def _describe(
 def _facts(
   program: Program, lowered: Any, mesh: Mesh, topology: Topology, text: pathlib.Path | None
 ) -> dict[str, Any]:
-  """Return the compiler's facts about a program. For a program that is too large, only `needed_bytes` is known."""
+  """Return the compiler's facts about a program. If it is too large to compile, only `needed_bytes` is known."""
   begin = time.perf_counter()
   needed, compiled = _compile(program.name, lowered, topology)
   seconds = {'compile_seconds': round(time.perf_counter() - begin, 2)}
@@ -163,7 +163,11 @@ def _compile(name: str, lowered: Any, topology: Topology) -> tuple[int, Any]:
 def _estimate(
   program: Program, unit: str, facts: dict[str, Any], products: dict[str, float], topology: Topology
 ) -> dict[str, Any]:
-  """Return the entries of the report about a program's memory and time. `unit` is 'image' or 'token'."""
+  """Return the entries of the report about a program's memory and time.
+
+  `unit` is 'image' or 'token', `facts` are the result of `_facts`, and `products` are the operations of the program's
+  matrix products on one device, by type.
+  """
   peak = facts['needed_bytes'] + program.held_bytes
   fit = {'peak_bytes': peak, 'fits': peak <= topology.chip.usable_bytes}
   if 'traffic_bytes' not in facts:
@@ -174,7 +178,7 @@ def _estimate(
 
 
 def collectives(row: Mapping[str, Any]) -> dict[Collective, int]:
-  """Return the bytes that one device moves in each collective. `row` is a program's part of a report."""
+  """Return the bytes that one device moves in each kind of collective. `row` is a program's part of a report."""
   return {Collective(each['kind'], each['devices'], each['hosts']): each['bytes'] for each in row['collectives']}
 
 

@@ -40,12 +40,19 @@ _ENVIRONMENT = {
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-  """Connected devices, which are all the same kind of chip."""
+  """Connected devices, which are all the same kind of chip.
 
-  name: str  # name as given, such as 'v5e-16'
+  Attributes:
+    name: the name as given, such as 'v5e-16'.
+    chip: the kind of chip.
+    devices: number of JAX devices, one for each chip.
+    hosts: number of hosts, each with one JAX process.
+  """
+
+  name: str
   chip: TpuChip | GpuChip
-  devices: int  # number of JAX devices, one for each chip
-  hosts: int  # number of JAX processes
+  devices: int
+  hosts: int
 
   @property
   def shape(self) -> tuple[int, ...]:

@@ -139,17 +139,20 @@ def model_config(
 
 
 def vit_config(sizes: Mapping[str, int], heads: int, activation: str, pool: str = 'cls') -> dict[str, Any]:
-  """Return the config of a ViT (Dosovitskiy et al. 2021). `sizes` has 'D', 'depth', 'patch' and 'hidden'."""
+  """Return the `model` part of a config for a ViT (Dosovitskiy et al. 2021).
+
+  `sizes` has 'D' (width), 'depth' (number of blocks), 'patch' and 'hidden' (number of hidden units of stage 2).
+  """
   mlp = {'hidden': sizes['hidden'], 'activation': activation}
   return model_config('vit', sizes, {'qkv_bias': True}, mlp, heads=heads, pool=pool, positions='learned')
 
 
 def mixer_config(sizes: Mapping[str, int], activation: str) -> dict[str, Any]:
-  """Return the config of a Mixer (Tolstikhin et al. 2021).
+  """Return the `model` part of a config for a Mixer (Tolstikhin et al. 2021).
 
   Args:
-    sizes: the sizes 'D', 'depth' and 'patch', and the numbers of hidden units 'tokens' (stage 1) and 'hidden' (stage
-      2).
+    sizes: the sizes 'D' (width), 'depth' (number of blocks) and 'patch', and the numbers of hidden units 'tokens'
+      (stage 1) and 'hidden' (stage 2).
     activation: activation of both stages.
   """
   stages = ({'hidden': sizes[units], 'activation': activation} for units in ('tokens', 'hidden'))

@@ -39,7 +39,10 @@ _STORAGES = {
 
 @dataclasses.dataclass(frozen=True)
 class _Tensor:
-  """The location of a tensor in its storage. Offset and strides count numbers, not bytes."""
+  """The location of a tensor in its storage. Offset and strides count numbers, not bytes.
+
+  `storage` is the description that `_Unpickler.persistent_load` returns.
+  """
 
   storage: tuple
   offset: int
@@ -66,9 +69,9 @@ class _Unpickler(pickle.Unpickler):
   """An unpickler that accepts tensors and dictionaries only."""
 
   def find_class(self, module: str, name: str) -> Any:
-    """Return the object for a name in a pickle.
+    """Return the object that a pickle asks for by the name `module`.`name`.
 
-    The object is the value in `_GLOBALS`, or, for a type of storage, the name itself as a string.
+    It is the value in `_GLOBALS`, or, for a type of storage, `name` itself. Raise UserError for any other name.
     """
     if module == 'torch' and name in _STORAGES:
       return name
@@ -77,7 +80,10 @@ class _Unpickler(pickle.Unpickler):
     return _GLOBALS[module, name]
 
   def persistent_load(self, pid: Any) -> Any:
-    """Return the description `pid` of a storage in the file: ('storage', type, key, device, size)."""
+    """Return `pid` unchanged: the description ('storage', type, key, device, size) of a storage in the file.
+
+    The numbers of the storage are read later, by its key.
+    """
     return pid
 
 

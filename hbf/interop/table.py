@@ -22,7 +22,8 @@ class ParameterSource:
   """The source of one parameter: the tensors from which it is made, and the function that makes it.
 
   Attributes:
-    tensors: names and shapes of the tensors.
+    tensors: shapes of the tensors by name. A word in a shape, such as 'D', stands for a size that is equal wherever
+      the word occurs. '3D' is 3 times D.
     make: the function, which returns the parameter. Its arguments are the tensors, in the order of `tensors`.
   """
 
@@ -144,7 +145,7 @@ def class_token(token: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 def patch_positions(positions: np.ndarray) -> np.ndarray:
-  """Return the positions of patches [N − 1, D]: positions [1, N, D] without the first, the class token's."""
+  """Return the positions of patches [N − 1, D]: `positions` [1, N, D] without the first one, of the class token."""
   return positions[0, 1:]
 
 

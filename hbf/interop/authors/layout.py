@@ -62,7 +62,7 @@ def heads_of(model: str, width: int, d: int, given: int | None) -> int:
 
 
 def scaled_queries(kernel: np.ndarray, factor: float) -> np.ndarray:
-  """Return the kernel [D, 3D] of queries, keys and values with the queries multiplied by a factor."""
+  """Return the kernel [D, 3D] that makes queries, keys and values, with its queries multiplied by `factor`."""
   return kernel * np.repeat([factor, 1.0, 1.0], len(kernel))
 
 

@@ -12,7 +12,7 @@ def interpolate(positions: jax.Array, rows: int, columns: int) -> jax.Array:
 
   The authors' published networks have positions for images of 224×224, which are 56×56 patches, but were trained on
   images of 32×32. Like DINO's vision transformer, the authors' code adds a tenth of a patch to the new size before it
-  computes the scale of the interpolation. If the grid already has the right size, it is returned unchanged.
+  computes the scale of the interpolation. Positions whose grid already has the right size are returned unchanged.
   """
   grid = square_side(len(positions))
   if rows == columns == grid:

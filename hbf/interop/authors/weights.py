@@ -138,7 +138,10 @@ def _from_centers(params: Params, stage: HyperBFCenters) -> dict[str, np.ndarray
 
 
 def _matrix(metric: str, weights: np.ndarray | None, d: int) -> np.ndarray:
-  """Return the matrix M [d, d] of a metric, from the metric's `weights` for the first head. None: the identity."""
+  """Return the matrix M [d, d] of a metric, from its `weights` [H, …], which are equal for all heads.
+
+  If `weights` is None, M is the identity.
+  """
   if weights is None:
     return np.eye(d)
   w = weights[0]
