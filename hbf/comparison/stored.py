@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
+from typing_extensions import override
 
 from hbf.comparison.runs import failure
 from hbf.errors import UserError
@@ -99,34 +100,34 @@ class RunFolders(StoredRuns):
   def __init__(self, folder: pathlib.Path):
     self._folder = folder
 
+  @override
   def names(self) -> list[str]:
-    """Return the names of the folders that hold a config or metrics."""
     marks = ('config.json', 'metrics.jsonl')
     return sorted({path.parent.name for mark in marks for path in self._folder.glob(f'*/{mark}')})
 
+  @override
   def config(self, name: str) -> ConfigDict | None:
-    """Return the config of a run, or None without a config."""
     run = self._folder / name
     return load_config(run) if (run / 'config.json').exists() else None
 
+  @override
   def data(self, name: str, *keys: str) -> dict[str, Any] | None:
-    """Return the content of data.json, which must have all `keys`. None without this file."""
     return read_data(self._folder / name, *keys)
 
+  @override
   def result(self, name: str, *keys: str) -> dict[str, Any] | None:
-    """Return the content of result.json, which must have all `keys`. None without this file."""
     return read_result(self._folder / name, *keys)
 
+  @override
   def metrics(self, name: str) -> list[dict[str, Any]]:
-    """Return the lines of a run's metrics.jsonl."""
     return read_metrics(self._folder / name)
 
+  @override
   def predictions(self, name: str) -> dict[str, np.ndarray] | None:
-    """Return the arrays of predictions.npz by name, or None without arrays."""
     return read_predictions(self._folder / name)
 
+  @override
   def failure(self, name: str) -> str | None:
-    """Return the reason why a run has no result, or None if the run has a result."""
     return failure(self._folder, name)
 
 
@@ -148,25 +149,25 @@ class PackedRuns(StoredRuns):
         raise damaged(self._path, f'two lines have the run {line["run"]}', CURE)
       self._lines[line['run']] = line
 
+  @override
   def names(self) -> list[str]:
-    """Return the names of all runs."""
     return [*self._lines]
 
+  @override
   def config(self, name: str) -> ConfigDict | None:
-    """Return the config of a run, or None without a config."""
     stored = self._object(name, 'config')
     return None if stored is None else as_config(stored, self._source(name, 'config'), CURE)
 
+  @override
   def data(self, name: str, *keys: str) -> dict[str, Any] | None:
-    """Return the content of data.json, which must have all `keys`. None without this file."""
     return self._object(name, 'data', *keys)
 
+  @override
   def result(self, name: str, *keys: str) -> dict[str, Any] | None:
-    """Return the content of result.json, which must have all `keys`. None without this file."""
     return self._object(name, 'result', *keys)
 
+  @override
   def metrics(self, name: str) -> list[dict[str, Any]]:
-    """Return the lines of a run's metrics.jsonl."""
     lines = self._lines.get(name, {}).get('metrics', [])
     if not isinstance(lines, list):
       raise damaged(self._source(name, 'metrics'), f'expected a list, found {type(lines).__name__}', CURE)
@@ -174,8 +175,8 @@ class PackedRuns(StoredRuns):
       check_kinds(line, self._source(name, 'metrics'), CURE, step=int, split=str)
     return lines
 
+  @override
   def predictions(self, name: str) -> dict[str, np.ndarray] | None:
-    """Return the arrays of predictions.npz by name, or None without arrays."""
     keys = self._object(name, 'predictions')
     if keys is None or self._arrays is None:
       return None
@@ -183,8 +184,8 @@ class PackedRuns(StoredRuns):
       raise damaged(self._folder / 'predictions.npz', f'it lacks {", ".join(missing)}', CURE)
     return {part: self._arrays[key] for part, key in keys.items()}
 
+  @override
   def failure(self, name: str) -> str | None:
-    """Return the reason why a run has no result, or None if the run has a result."""
     line = self._lines.get(name, {})
     return None if 'result' in line else line.get('failed', 'not run yet')
 

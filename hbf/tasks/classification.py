@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from ml_collections import ConfigDict
+from typing_extensions import override
 
 from hbf.data.datasets import Dataset
 from hbf.data.images.sources import Source
@@ -46,8 +47,8 @@ class Classification(ImageTask):
   balance: str
 
   @classmethod
+  @override
   def options(cls, config: ConfigDict, dataset: Dataset) -> dict[str, Any]:
-    """Return the fields of the task; see `ImageTask.options`."""
     found, balance = super().options(config, dataset), config.data.balance
     if balance == 'sampling' and needs_epochs(found['transforms']):
       raise UserError(
@@ -97,8 +98,8 @@ class Classification(ImageTask):
 
   # Scores.
 
+  @override
   def empty_counts(self) -> Counts:
-    """Return counts of zero; see `TaskScores.empty_counts`."""
     return Counts.zeros(len(self.dataset.classes))
 
   def add_counts(self, counts: Counts, logits: jax.Array, targets: Any) -> tuple[Counts, dict[str, jax.Array]]:
@@ -107,13 +108,13 @@ class Classification(ImageTask):
     per_example = {'labels': labels, 'predictions': jnp.argmax(logits, axis=-1).astype(jnp.int32)}
     return counts.add(logits, labels, mask), per_example
 
+  @override
   def summarize(self, counts: Counts, per_example: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return the scores of a split; see `hbf.evaluation.classification.summarize`."""
     del per_example
     return summarize(counts)
 
+  @override
   def details(self, counts: Counts, per_example: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return the accuracy of each class, and other tables; see `hbf.evaluation.classification.detail`."""
     del per_example
     return detail(counts)
 

@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
+from typing_extensions import override
 
 from hbf.data.augment.batches import augment, normalize
 from hbf.data.augment.copies import COPIES, Copies
@@ -97,8 +98,8 @@ class ImageTask(Task):
   copies: Copies | None
 
   @classmethod
+  @override
   def from_config(cls, config: ConfigDict, dataset: Dataset) -> Self:
-    """Return the task of a run's config on a data set; see `Task.from_config`."""
     return cls(**cls.options(config, dataset))
 
   @classmethod
@@ -170,8 +171,8 @@ class ImageTask(Task):
   # Data.
 
   @classmethod
+  @override
   def load_dataset(cls, config: ConfigDict) -> Dataset:
-    """Load the data set that a config names; see `hbf.data.datasets.load`."""
     keys = ('name', 'dir', 'root', 'image_size', 'download', 'test_split', 'validation_split', 'columns', 'cache')
     return load(**{key: config.data[key] for key in keys}, targets=cls.targets)
 
@@ -195,8 +196,8 @@ class ImageTask(Task):
     """The number of units (`TaskData.unit`) in an example: 1, because the unit is the image."""
     return 1
 
+  @override
   def identity(self) -> dict[str, Any]:
-    """Return the identity of the images; see `hbf.data.pipeline.identity.identity`."""
     return identity(self.dataset)
 
   def splits(self, validation: float) -> dict[str, Source]:
@@ -210,13 +211,13 @@ class ImageTask(Task):
     splits = {'train': train, 'validation': held_out if own is None else own, 'test': self.dataset.splits['test']}
     return {name: source for name, source in splits.items() if len(source)}
 
+  @override
   def open(self, source: Source, sharding: NamedSharding) -> ImageInput:
-    """Open a source of images; see `hbf.data.pipeline.inputs.make_input`."""
     reading = self.reading
     return make_input(reading.input, source, sharding, workers=reading.workers, resident_bytes=reading.resident_bytes)
 
+  @override
   def abstract_inputs(self, source: Source, sharding: NamedSharding, *leading: int) -> tuple[Resident, Batch]:
-    """Return the shapes and shardings of a step's input arrays; see `TaskData.abstract_inputs`."""
     reading, target = self.reading, self.target_shape
     resident = abstract_resident(reading.input, len(source), self.shape, sharding, reading.resident_bytes, target)
     return resident, abstract_batch(resident, self.shape, sharding, *leading, target_shape=target)

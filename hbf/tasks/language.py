@@ -12,6 +12,7 @@ import numpy as np
 import optax
 from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
+from typing_extensions import override
 
 from hbf.data.pipeline.inputs import Batch, Input
 from hbf.data.text.inputs import ShiftedOrder, abstract_text_input, make_text_input
@@ -54,8 +55,8 @@ class Language(Task):
   label_smoothing: float
 
   @classmethod
+  @override
   def from_config(cls, config: ConfigDict, dataset: Texts) -> Self:
-    """Return the task of a run's config on texts; see `Task.from_config`."""
     data = config.data
     return cls(dataset, data.length, data.input, data.resident_bytes, config.train.label_smoothing)
 
@@ -68,8 +69,8 @@ class Language(Task):
   # Data.
 
   @classmethod
+  @override
   def load_dataset(cls, config: ConfigDict) -> Texts:
-    """Load the texts that a config names; see `hbf.data.text.texts.load_texts`."""
     keys = ('name', 'dir', 'root', 'download', 'test_split', 'tokenizer', 'vocabulary', 'cache')
     return load_texts(**{key: config.data[key] for key in keys})
 
@@ -83,8 +84,8 @@ class Language(Task):
     """The number of tokens in a window."""
     return self.length
 
+  @override
   def identity(self) -> dict[str, Any]:
-    """Return the identity of the texts; see `hbf.data.text.texts.identity_of`."""
     return identity_of(self.dataset)
 
   def splits(self, validation: float) -> dict[str, Text]:
@@ -98,12 +99,12 @@ class Language(Task):
     # A single token has no next token.
     return {name: Text(part, self.length) for name, part in found.items() if len(part) > 1}
 
+  @override
   def open(self, source: Text, sharding: NamedSharding) -> Input:
-    """Open a text; see `hbf.data.text.inputs.make_text_input`."""
     return make_text_input(self.input, source, sharding, self.resident_bytes)
 
+  @override
   def abstract_inputs(self, source: Text, sharding: NamedSharding, *leading: int) -> tuple[Tokens | None, Batch]:
-    """Return the shapes and shardings of a step's arrays; see `TaskData.abstract_inputs`."""
     return abstract_text_input(self.input, source, sharding, self.resident_bytes, *leading)
 
   def train_order(self, source: Text, seed: int, batch_size: int) -> ShiftedOrder:
@@ -161,8 +162,8 @@ class Language(Task):
 
   # Scores.
 
+  @override
   def empty_counts(self) -> TextCounts:
-    """Return counts of zero; see `TaskScores.empty_counts`."""
     return TextCounts.zeros(self.length)
 
   def add_counts(
@@ -179,13 +180,13 @@ class Language(Task):
     per_window = {'nll': jnp.sum(nll, axis=1, where=counted), 'tokens': jnp.sum(counted, axis=1, dtype=jnp.int32)}
     return counts.add(nll, jnp.argmax(logits, axis=-1) == labels, counted, sizes), per_window
 
+  @override
   def summarize(self, counts: TextCounts, per_example: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return the scores of a split; see `hbf.evaluation.language.summarize_text`."""
     del per_example
     return summarize_text(counts)
 
+  @override
   def details(self, counts: TextCounts, per_example: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return the scores for each position in a window; see `hbf.evaluation.language.detail_text`."""
     del per_example
     return detail_text(counts)
 

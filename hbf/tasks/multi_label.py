@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from ml_collections import ConfigDict
+from typing_extensions import override
 
 from hbf.data.datasets import Dataset
 from hbf.data.images import targets as kinds
@@ -37,8 +38,8 @@ class MultiLabel(ImageTask):
   label_smoothing: float
 
   @classmethod
+  @override
   def options(cls, config: ConfigDict, dataset: Dataset) -> dict[str, Any]:
-    """Return the fields of the task; see `ImageTask.options`."""
     return super().options(config, dataset) | {'label_smoothing': config.train.label_smoothing}
 
   def loss(self, logits: jax.Array, targets: Any) -> tuple[jax.Array, jax.Array]:
@@ -56,12 +57,12 @@ class MultiLabel(ImageTask):
     """Return the empty counts and, for each image, the true `labels`, uint8 [B, K], and `logits`, float32 [B, K]."""
     return counts, {'labels': targets[0].astype(jnp.uint8), 'logits': logits.astype(jnp.float32)}
 
+  @override
   def summarize(self, counts: tuple[()], per_example: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return the scores of a split; see `hbf.evaluation.multi_label.summarize`."""
     return summarize(per_example['labels'], per_example['logits'])
 
+  @override
   def details(self, counts: tuple[()], per_example: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return the scores of each label; see `hbf.evaluation.multi_label.detail`."""
     return detail(per_example['labels'], per_example['logits'], self.dataset.class_names)
 
   @staticmethod

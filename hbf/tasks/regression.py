@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from ml_collections import ConfigDict
+from typing_extensions import override
 
 from hbf.data.datasets import Dataset
 from hbf.data.images import targets as kinds
@@ -50,8 +51,8 @@ class Regression(ImageTask):
   huber: float
 
   @classmethod
+  @override
   def options(cls, config: ConfigDict, dataset: Dataset) -> dict[str, Any]:
-    """Return the fields of the task; see `ImageTask.options`."""
     data, count = config.data, len(dataset.classes)
     if bool(data.target_mean) != bool(data.target_std):
       raise UserError('give both data.target_mean and data.target_std, or neither to have them measured')
@@ -68,8 +69,8 @@ class Regression(ImageTask):
     }
     return super().options(config, dataset) | found
 
+  @override
   def about(self) -> dict[str, Any]:
-    """Return the mean and the standard deviation of each target; see `ImageTask.about`."""
     return {'target_mean': [*self.target_mean], 'target_std': [*self.target_std]}
 
   def outputs(self, logits: jax.Array) -> jax.Array:
@@ -124,17 +125,17 @@ class Regression(ImageTask):
     """Return the empty counts, and `targets` and `predictions`, float32 [B, K] each, in the units of the data."""
     return counts, {'targets': targets[0], 'predictions': self.outputs(logits.astype(jnp.float32))}
 
+  @override
   def summarize(self, counts: tuple[()], per_example: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return the scores of a split; see `hbf.evaluation.regression.summarize`."""
     return summarize(per_example['targets'], per_example['predictions'])
 
+  @override
   def details(self, counts: tuple[()], per_example: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return the scores of each target; see `hbf.evaluation.regression.detail`."""
     return detail(per_example['targets'], per_example['predictions'], self.dataset.class_names)
 
   @property
+  @override
   def result_names(self) -> tuple[str, ...]:
-    """The names of the entries of `summarize` that are also in a run's result."""
     return ('n', *(score.name for score in self.scores))
 
   @staticmethod

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from hbf.evaluation.scores import Score
 from hbf.training.loggers import Histogram, Loggers
@@ -64,17 +65,21 @@ class NoWriter(MetricsWriter):
   def __init__(self) -> None:
     """Open nothing."""
 
+  @override
   def write(self, step: int, epoch: float, split: str, **values: Any) -> None:
-    """Write nothing."""
+    pass
 
+  @override
   def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
-    """Send nothing."""
+    pass
 
+  @override
   def images(self, step: int, name: str, images: np.ndarray) -> None:
-    """Send nothing."""
+    pass
 
+  @override
   def close(self) -> None:
-    """Close nothing."""
+    pass
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:

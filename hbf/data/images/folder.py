@@ -12,6 +12,7 @@ from concurrent import futures
 from pathlib import Path
 
 import numpy as np
+from typing_extensions import override
 
 from hbf.data.images import codec, splits
 from hbf.data.images.dataset import Dataset
@@ -45,12 +46,12 @@ class FolderSource(EncodedSource):
     """Return the path of a file."""
     return self.paths[index]
 
+  @override
   def content(self, index: int) -> bytes:
-    """Return the encoded image: the content of its file."""
     return codec.read_file(self.paths[index])
 
+  @override
   def decode(self, index: int) -> np.ndarray:
-    """Return a decoded image, uint8 [height, width, 3]."""
     # Pillow opens the file itself. It reads only the first bytes of a large file that is not an image.
     return codec.decode_file(self.paths[index], channels=3, size=self.size)
 
@@ -58,8 +59,8 @@ class FolderSource(EncodedSource):
     """Check a file; see `codec.check_file`. For a JPEG or PNG, only its first and its last bytes are read."""
     codec.check_file(self.paths[index])
 
+  @override
   def facts(self) -> Iterator[bytes]:
-    """Yield for each file its target, its name and its size, as bytes, for the fingerprint of the data."""
     parts = [self.paths[i : i + _PART] for i in range(0, len(self.paths), _PART)]
     with futures.ThreadPoolExecutor(THREADS) as pool:
       sizes = itertools.chain.from_iterable(pool.map(_sizes, parts))

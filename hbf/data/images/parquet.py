@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from hbf.data.images import codec
 from hbf.data.images.dataset import Dataset
@@ -88,8 +89,8 @@ class ParquetSource(EncodedSource):
     (path, group), row = self._place(index)
     return f'{path}: row {row} of row group {group}'
 
+  @override
   def content(self, index: int) -> bytes:
-    """Return an encoded image."""
     place, row = self._place(index)
     with codec.explain_errors(self.name(index)):
       value = self.memory.read(*place, self.column)[row].as_py()
@@ -98,8 +99,8 @@ class ParquetSource(EncodedSource):
         raise ValueError('the file has no bytes of it, perhaps a path only')
       return content
 
+  @override
   def facts(self) -> Iterator[bytes]:
-    """Yield the classes of all images, as bytes, for the fingerprint of the data."""
     yield np.asarray(self.labels, '<i8').tobytes()
 
   def _place(self, index: int) -> tuple[tuple[str, int], int]:

@@ -10,6 +10,7 @@ from concurrent import futures
 from typing import Any, NamedTuple
 
 import numpy as np
+from typing_extensions import override
 
 from hbf.data.images import codec
 from hbf.data.images.dataset import Dataset
@@ -50,8 +51,8 @@ class TarSource(EncodedSource):
     """Return the path of a tar file and the name of the image in it."""
     return f'{self.paths[self.spans[index, 0]]}: {self.names[index]}'
 
+  @override
   def content(self, index: int) -> bytes:
-    """Return an encoded image."""
     return self._read(index, 0, int(self.spans[index, 2]))
 
   def check_one(self, index: int) -> None:
@@ -60,8 +61,8 @@ class TarSource(EncodedSource):
     if not codec.is_whole(self._read(index, 0, 8), self._read(index, max(length - 8, 0), length)):
       super().check_one(index)
 
+  @override
   def facts(self) -> Iterator[bytes]:
-    """Yield for each image its class, its name and its size, as bytes, for the fingerprint of the data."""
     for label, name, size in zip(self.labels, self.names, self.spans[:, 2], strict=True):
       yield f'{label} {name} {size}'.encode()
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from typing_extensions import override
 
 from hbf.errors import UserError, choose
 
@@ -73,26 +74,26 @@ class Bytes(Tokenizer):
   kind: ClassVar[str] = 'bytes'
 
   @classmethod
+  @override
   def learned(cls, texts: Sequence[bytes], size: int) -> Self:
-    """Return the tokenizer. There is nothing to learn from the texts."""
     del texts, size
     return cls()
 
   @property
+  @override
   def vocabulary(self) -> int:
-    """Return 256, the number of bytes."""
     return 256
 
+  @override
   def encode(self, text: bytes) -> np.ndarray:
-    """Return the tokens of a text; see `Tokenizer.encode`."""
     return np.frombuffer(text, np.uint8).astype(np.int32)
 
+  @override
   def decode(self, tokens: Sequence[int]) -> bytes:
-    """Return the text of tokens; see `Tokenizer.decode`."""
     return bytes(map(int, tokens))
 
+  @override
   def to_json(self) -> dict[str, Any]:
-    """Return a description for JSON; see `Tokenizer.to_json`."""
     return {'kind': self.kind}
 
 
@@ -116,12 +117,12 @@ class Characters(Tokenizer):
     return cls(''.join(map(chr, np.unique(np.concatenate(found)).tolist())))
 
   @property
+  @override
   def vocabulary(self) -> int:
-    """Return V, the number of tokens; see `Tokenizer.vocabulary`."""
     return len(self.characters)
 
+  @override
   def encode(self, text: bytes) -> np.ndarray:
-    """Return the tokens of a text; see `Tokenizer.encode`."""
     codes, known = _codes(_decode_utf8(text)), np.array([ord(character) for character in self.characters])
     tokens = np.minimum(np.searchsorted(known, codes), len(known) - 1)
     unknown = sorted({chr(code) for code in codes[known[tokens] != codes]})
@@ -133,12 +134,12 @@ class Characters(Tokenizer):
       )
     return tokens.astype(np.int32)
 
+  @override
   def decode(self, tokens: Sequence[int]) -> bytes:
-    """Return the text of tokens; see `Tokenizer.decode`."""
     return ''.join(self.characters[int(token)] for token in tokens).encode()
 
+  @override
   def to_json(self) -> dict[str, Any]:
-    """Return a description for JSON; see `Tokenizer.to_json`."""
     return {'kind': self.kind, 'characters': self.characters}
 
 
@@ -177,22 +178,22 @@ class BytePairs(Tokenizer):
     return _import_library().Tokenizer.from_str(self.learned_pieces)
 
   @property
+  @override
   def vocabulary(self) -> int:
-    """Return V, the number of tokens; see `Tokenizer.vocabulary`."""
     return self._library.get_vocab_size()
 
+  @override
   def encode(self, text: bytes) -> np.ndarray:
-    """Return the tokens of a text; see `Tokenizer.encode`."""
     return np.array(self._library.encode(_decode_utf8(text)).ids, np.int32)
 
+  @override
   def decode(self, tokens: Sequence[int]) -> bytes:
-    """Return the text of tokens; see `Tokenizer.decode`."""
     # A piece may end within a character. The library's decoder would replace a character that is not complete.
     pieces = ''.join(str(self._library.id_to_token(int(token))) for token in tokens)
     return bytes(_BYTE_OF[character] for character in pieces)
 
+  @override
   def to_json(self) -> dict[str, Any]:
-    """Return a description for JSON; see `Tokenizer.to_json`."""
     return {'kind': self.kind, 'learned_pieces': self.learned_pieces}
 
 
