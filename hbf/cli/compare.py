@@ -83,7 +83,10 @@ OVERRIDES = cli.take_overrides()
 
 
 def main(argv: Sequence[str]) -> int:
-  """Train the missing runs and write the report. Return 1 if a run failed, else 0, also after a signal."""
+  """Train the missing runs and write the report. With --report, only write it.
+
+  Return 1 if a run failed, else 0, also after a signal.
+  """
   del argv
   import jax
 

@@ -59,7 +59,10 @@ class Classification(ImageTask):
   # Data.
 
   def train_order(self, source: Source, seed: int, batch_size: int) -> Order:
-    """Return the order of the training images; see `TaskData.train_order`."""
+    """Return the order of the training images. With balance 'sampling', it is a `BalancedOrder`.
+
+    See `TaskData.train_order`.
+    """
     if self.balance == 'sampling':
       return BalancedOrder.from_labels(seed, labels_of(source), batch_size)
     return super().train_order(source, seed, batch_size)
@@ -119,7 +122,7 @@ class Classification(ImageTask):
 
   @staticmethod
   def example_scores(per_example: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return 100 for each image that is classified correctly, else 0."""
+    """Return a number for each image, [n]: 100 if its predicted class is right, else 0. The mean is the accuracy."""
     return 100.0 * (per_example['labels'] == per_example['predictions'])
 
 

@@ -191,7 +191,10 @@ class Language(Task):
 
   @staticmethod
   def example_scores(per_example: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the summed cross-entropy of each window, divided by the mean number of predictions in a window."""
+    """Return a number for each window, [n]. The mean of these numbers is the score `token_nll`.
+
+    The number is the summed cross-entropy of the window, divided by the mean number of predictions in a window.
+    """
     return per_example['nll'] / per_example['tokens'].mean()
 
 

@@ -183,7 +183,8 @@ class TaskScores(abc.ABC):
 
   Attributes:
     scores: the scores of a split. The first score ranks checkpoints, and the networks of a comparison.
-    label_names: names of those arrays of `add_counts` that do not depend on the network, such as 'labels'.
+    label_names: names of those arrays of `add_counts` that depend on the examples only, such as 'labels'. If they are
+      equal for two runs, the runs were tested on the same examples.
   """
 
   scores: ClassVar[tuple[Score, ...]]
@@ -251,7 +252,7 @@ class Task(TaskData, TaskLoss, TaskScores):
   @property
   @abc.abstractmethod
   def description(self) -> str:
-    """The number and the kind of the network's outputs in words, such as '10 classes'."""
+    """A few words about the outputs, such as '10 classes'. For texts, also the length of the windows."""
 
   @abc.abstractmethod
   def make_model(self, model: ConfigDict) -> nn.Module:

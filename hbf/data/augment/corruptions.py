@@ -91,10 +91,10 @@ def _defocus_blur(x: np.ndarray, parameters: tuple[float, float], draws: Draws) 
 
 
 def _glass_blur(x: np.ndarray, parameters: tuple[float, int, int], draws: Draws) -> np.ndarray:
-  """Blur the images, replace pixels by random nearby pixels several times, and blur again.
+  """Blur the images, replace each pixel by a random nearby pixel, once or twice, and blur again.
 
-  The parameters are the sigma of the blur, the largest distance to a nearby pixel along an axis, and the number of
-  replacements.
+  The parameters are the sigma of the blur, the largest distance to a nearby pixel along an axis, and how many
+  times each pixel is replaced. Pixels at the border stay.
   """
   # The paper exchanges pairs of pixels. The authors' code instead copies one pixel of a pair to the other, because
   # the second half of an exchange reads the result of the first half. This function does the same.
@@ -204,7 +204,7 @@ def _jpeg_compression(x: np.ndarray, quality: int, draws: Draws) -> np.ndarray:
 
 
 def _scale(x: np.ndarray) -> float:
-  """Return the ratio of the images' side to the 32 pixels of the authors' images."""
+  """Return the side of the images, divided by the 32 pixels of the authors' images."""
   return x.shape[1] / 32
 
 
@@ -238,8 +238,9 @@ def _zoomed(x: np.ndarray, zoom: float) -> np.ndarray:
 
 
 def _fractal(x: np.ndarray, decay: float, draws: Draws) -> np.ndarray:
-  """Return clouds [n, side, side, 1] from 0 to 1, by midpoint displacement (Fournier, Fussell & Carpenter 1982).
+  """Return a random picture of clouds for each image, [n, side, side, 1], with values from 0 to 1.
 
+  The method is midpoint displacement (Fournier, Fussell & Carpenter 1982).
   In each round, a periodic grid becomes twice as fine. A new point is the mean of its four neighbors plus a random
   displacement. As in the authors' code, the displacements are divided by decay² in each round.
   """

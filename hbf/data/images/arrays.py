@@ -98,9 +98,9 @@ class ArraySource:
     return self.labels
 
   def traits(self, sample: np.ndarray) -> Iterable[bytes]:
-    """Return as bytes the targets of all examples, then the images of the examples `sample`, int [n].
+    """Return the targets of all examples and the images of the examples `sample`, int [n], as bytes.
 
-    See `hbf.data.images.sources.Stored`.
+    They are for the fingerprint of the data; see `hbf.data.images.sources.Stored`.
     """
     return (self.labels.tobytes(), self.images[sample].tobytes())
 

@@ -49,7 +49,10 @@ class CachedSource:
     return self.labels
 
   def traits(self, sample: np.ndarray) -> Iterable[bytes]:
-    """Return the bytes of the original source for the examples `sample`; see `hbf.data.images.sources.Stored`."""
+    """Return the original source's bytes for the fingerprint of the data, for the examples `sample`, int [n].
+
+    See `hbf.data.images.sources.Stored`.
+    """
     return sources.traits(self.source, sample)
 
   @functools.cached_property

@@ -59,7 +59,7 @@ class FolderSource(EncodedSource):
     codec.check_file(self.paths[index])
 
   def facts(self) -> Iterator[bytes]:
-    """Yield for each file its target, its name and its size, as bytes, for the fingerprint of the data."""
+    """Yield bytes for the fingerprint of the data: the target, the name and the size in bytes of each file."""
     parts = [self.paths[i : i + _PART] for i in range(0, len(self.paths), _PART)]
     with futures.ThreadPoolExecutor(THREADS) as pool:
       sizes = itertools.chain.from_iterable(pool.map(_sizes, parts))
@@ -132,7 +132,7 @@ def _open_listed(
 
 
 def open_classes(root: str, size: int) -> tuple[tuple[str, ...], FolderSource]:
-  """Open the images ROOT/CLASS/*. Leave out hidden files and folders.
+  """Open the images ROOT/CLASS/* of classes to add to a trained network. Leave out hidden files and folders.
 
   Args:
     root: the folder. `~` is the home directory.

@@ -99,7 +99,7 @@ class ParquetSource(EncodedSource):
       return content
 
   def facts(self) -> Iterator[bytes]:
-    """Yield the classes of all images, as bytes, for the fingerprint of the data."""
+    """Yield bytes for the fingerprint of the data: the classes of all images."""
     yield np.asarray(self.labels, '<i8').tobytes()
 
   def _place(self, index: int) -> tuple[tuple[str, int], int]:

@@ -61,7 +61,7 @@ class TarSource(EncodedSource):
       super().check_one(index)
 
   def facts(self) -> Iterator[bytes]:
-    """Yield for each image its class, its name and its size, as bytes, for the fingerprint of the data."""
+    """Yield bytes for the fingerprint of the data: each image's class, name and encoded size in bytes."""
     for label, name, size in zip(self.labels, self.names, self.spans[:, 2], strict=True):
       yield f'{label} {name} {size}'.encode()
 

@@ -132,7 +132,10 @@ class ImageInput(Input):
 
   @abc.abstractmethod
   def sums(self) -> tuple[int, np.ndarray]:
-    """Return the number of pixels of all images, and each channel's sums of levels and squared levels, int [2, C]."""
+    """Return the sums from which `hbf.data.images.levels.statistics` computes means and standard deviations.
+
+    They are the number of pixels of all images, and each channel's sums of levels and squared levels, int [2, C].
+    """
 
 
 class DeviceInput(ResidentInput, ImageInput):
@@ -195,7 +198,7 @@ class StreamInput(ImageInput):
     return len(self._source)
 
   def sums(self) -> tuple[int, np.ndarray]:
-    """Return what `ImageInput.sums` returns, but for a sample of evenly spaced examples.
+    """Return the number of pixels and the sums, as `ImageInput.sums` does, but only for evenly spaced examples.
 
     Reading all examples would take as long as an epoch.
     """

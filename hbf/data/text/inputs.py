@@ -20,7 +20,7 @@ from hbf.errors import UserError, choose
 
 
 class ShiftedOrder(TrainOrder):
-  """The order of training windows. Each window begins at a random position (`draw_starts`)."""
+  """A `TrainOrder` of windows. It tells a `TextStream` to begin them at random positions (`draw_starts`)."""
 
 
 class TextInput(ResidentInput):

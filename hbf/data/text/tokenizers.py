@@ -246,7 +246,7 @@ def read_tokenizer(stored: Mapping[str, Any]) -> Tokenizer:
 
 
 def split_text(text: bytes) -> Iterator[bytes]:
-  """Yield consecutive pieces of a text, whose tokens together are the tokens of the text.
+  """Yield consecutive pieces of a text. To encode them one by one takes less memory, and gives the same tokens.
 
   A piece has at least 16 MiB, except the last one. It ends with a word in ASCII, before a space or a line break. No
   token of any tokenizer extends beyond such an end.
@@ -267,7 +267,11 @@ def _decoded_pieces(text: bytes) -> Iterator[str]:
 
 
 def _decode_utf8(text: bytes, start: int = 0) -> str:
-  """Decode a text, which begins at byte `start` of a longer one. Raise UserError if it is not UTF-8."""
+  """Decode a text. Raise UserError if it is not UTF-8.
+
+  The text may be a piece of a longer text. The message then counts bytes from the start of the longer text, where the
+  piece begins at byte `start`.
+  """
   try:
     return text.decode()
   except UnicodeDecodeError as error:
