@@ -189,7 +189,7 @@ def _last_bytes(path: str, count: int) -> bytes:
 
 
 class _Content(io.BytesIO):
-  """An encoded image in memory. Pillow's errors call it 'content'."""
+  """An encoded image in memory. Pillow's errors call it 'content', and not by its address in memory."""
 
   def __repr__(self) -> str:
     return "'content'"
