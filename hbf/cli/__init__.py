@@ -38,7 +38,8 @@ def define_workdir(required: bool = True) -> flags.FlagHolder[str]:
 def define_checkpoint(verb: str) -> tuple[flags.FlagHolder[str], flags.FlagHolder[bool]]:
   """Define the flags --checkpoint and --average.
 
-  `verb` begins the help of --average. It says what the command does with the average, such as 'Export'.
+  Args:
+    verb: what the command does with the parameters, such as 'Export'. The help of --average begins with it.
   """
   about = 'latest, best (on the held-out part of train) or a step.'
   return (

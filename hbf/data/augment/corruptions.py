@@ -240,9 +240,9 @@ def _zoomed(x: np.ndarray, zoom: float) -> np.ndarray:
 def _fractal(x: np.ndarray, decay: float, draws: Draws) -> np.ndarray:
   """Return a random picture of clouds for each image, [n, side, side, 1], with values from 0 to 1.
 
-  The method is midpoint displacement (Fournier, Fussell & Carpenter 1982).
-  In each round, a periodic grid becomes twice as fine. A new point is the mean of its four neighbors plus a random
-  displacement. As in the authors' code, the displacements are divided by decay² in each round.
+  The method is midpoint displacement (Fournier, Fussell & Carpenter 1982). In each round, a periodic grid becomes
+  twice as fine. A new point is the mean of its four neighbors plus a random displacement. As in the authors' code,
+  the displacements are divided by decay² in each round.
   """
   side = x.shape[1]
   step = 1 << (side - 1).bit_length()

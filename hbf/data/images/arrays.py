@@ -100,7 +100,7 @@ class ArraySource:
   def traits(self, sample: np.ndarray) -> Iterable[bytes]:
     """Return the targets of all examples and the images of the examples `sample`, int [n], as bytes.
 
-    They are for the fingerprint of the data; see `hbf.data.images.sources.Stored`.
+    These bytes are for the fingerprint of the data; see `hbf.data.images.sources.Stored`.
     """
     return (self.labels.tobytes(), self.images[sample].tobytes())
 

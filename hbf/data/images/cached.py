@@ -49,7 +49,7 @@ class CachedSource:
     return self.labels
 
   def traits(self, sample: np.ndarray) -> Iterable[bytes]:
-    """Return the original source's bytes for the fingerprint of the data, for the examples `sample`, int [n].
+    """Return bytes for the fingerprint of the data, from the examples `sample`, int [n], of the original source.
 
     See `hbf.data.images.sources.Stored`.
     """

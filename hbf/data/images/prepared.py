@@ -50,7 +50,7 @@ class TfdsSource:
   def traits(self, sample: np.ndarray) -> Iterator[bytes]:
     """Yield the class and the stored image of each example in `sample`, int [n], as bytes.
 
-    They are for the fingerprint of the data; see `hbf.data.images.sources.Stored`.
+    These bytes are for the fingerprint of the data; see `hbf.data.images.sources.Stored`.
     """
     for record in self._records.__getitems__(sample.tolist()):
       encoded, label = _fields(record)

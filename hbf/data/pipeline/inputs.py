@@ -132,9 +132,9 @@ class ImageInput(Input):
 
   @abc.abstractmethod
   def sums(self) -> tuple[int, np.ndarray]:
-    """Return the sums from which `hbf.data.images.levels.statistics` computes means and standard deviations.
+    """Return the number of pixels of all images, and sums of their levels, for `hbf.data.images.levels.statistics`.
 
-    They are the number of pixels of all images, and each channel's sums of levels and squared levels, int [2, C].
+    The sums, int [2, C], are the sum of the levels and the sum of the squared levels of each channel.
     """
 
 

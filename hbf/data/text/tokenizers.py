@@ -269,8 +269,7 @@ def _decoded_pieces(text: bytes) -> Iterator[str]:
 def _decode_utf8(text: bytes, start: int = 0) -> str:
   """Decode a text. Raise UserError if it is not UTF-8.
 
-  The text may be a piece of a longer text. The message then counts bytes from the start of the longer text, where the
-  piece begins at byte `start`.
+  If the text is a piece of a longer text, `start` is the number of bytes before the piece, for the message.
   """
   try:
     return text.decode()
