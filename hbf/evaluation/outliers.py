@@ -106,7 +106,7 @@ def _check(inside: np.ndarray, outside: np.ndarray) -> None:
 
 
 def _placements(inside: np.ndarray, outside: np.ndarray) -> tuple[float, tuple[np.ndarray, np.ndarray]]:
-  """Return the AUROC, and two arrays of shares: one for the examples inside [n], and one for those outside [m].
+  """Return the AUROC, and a share for each example: [n] like the training images (inside), and [m] others (outside).
 
   The share of an example inside is the fraction of the examples outside with smaller scores. The share of an example
   outside is the fraction of the examples inside with greater scores. Ties count half. DeLong's variance of the AUROC
@@ -122,7 +122,7 @@ def _placements(inside: np.ndarray, outside: np.ndarray) -> tuple[float, tuple[n
 
 
 def _delong(inside: np.ndarray, outside: np.ndarray) -> tuple[float, float]:
-  """Return the AUROC and its variance (DeLong et al. 1988)."""
+  """Return the AUROC and its variance (DeLong et al. 1988), from scores as in `separation`."""
   area, (above, below) = _placements(inside, outside)
   return area, float(above.var(ddof=1) / len(above) + below.var(ddof=1) / len(below))
 
@@ -137,8 +137,9 @@ def _logit_interval(area: float, deviation: float) -> Estimate:
 
 
 def _interval_at_bound(area: float, n: int, m: int) -> Estimate:
-  """Return the AUROC `area`, which is 0 or 1, with its 95% interval, for n examples inside and m outside.
+  """Return the AUROC `area`, which is 0 or 1, with its 95% interval, from n examples inside and m outside.
 
+  Examples inside are like the training images, and the others are outside.
   The interval is method 5 of Newcombe 2006, with the variance of Hanley & McNeil.
   """
   extra = (n + m) / 2 - 1

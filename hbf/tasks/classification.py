@@ -88,7 +88,7 @@ class Classification(ImageTask):
     """Return the mean cross-entropy of a batch, and the number of images whose likeliest class is right.
 
     With balance 'weights', each cross-entropy is multiplied by the weight of the image's class. For a mixed image,
-    this weight is the mean over its classes, according to their shares in the mixture.
+    this is the mean of the weights of its two classes, in the proportion of the mixture.
     """
     labels, probabilities = targets
     correct = jnp.sum(jnp.argmax(logits, axis=-1) == labels, dtype=jnp.int32)

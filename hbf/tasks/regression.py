@@ -69,7 +69,7 @@ class Regression(ImageTask):
     return super().options(config, dataset) | found
 
   def about(self) -> dict[str, Any]:
-    """Return the mean and the standard deviation of each target; see `ImageTask.about`."""
+    """Return the mean and the standard deviation of each of the K targets; see `ImageTask.about`."""
     return {'target_mean': [*self.target_mean], 'target_std': [*self.target_std]}
 
   def outputs(self, logits: jax.Array) -> jax.Array:
@@ -129,7 +129,7 @@ class Regression(ImageTask):
     return summarize(per_example['targets'], per_example['predictions'])
 
   def details(self, counts: tuple[()], per_example: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return the scores of each target; see `hbf.evaluation.regression.detail`."""
+    """Return the scores of each of the K targets; see `hbf.evaluation.regression.detail`."""
     return detail(per_example['targets'], per_example['predictions'], self.dataset.class_names)
 
   @property

@@ -87,7 +87,7 @@ class TaskData(abc.ABC):
 
   @abc.abstractmethod
   def open(self, source: Any, sharding: NamedSharding) -> Input:
-    """Open a source for steps whose batches have this sharding.
+    """Open a source, one of `splits`, for steps whose batches have this sharding.
 
     Raises:
       UserError: the source can't be read.
@@ -147,8 +147,8 @@ class TaskLoss(abc.ABC):
     The random draws for an example depend only on a key and on the example's index.
 
     Args:
-      keys: two random keys. The first is for draws that concern one example, such as augmentation. The second is for
-        draws that concern several examples together, such as mixing.
+      keys: two random keys. For images, the first is for augmentation, and the second for mixing. For texts, the
+        first is for the positions of windows, and the second for the choice of masked tokens.
       resident: the arrays that stay in device memory, see `hbf.data.pipeline.inputs`.
       batch: a batch as in `hbf.data.pipeline.inputs`. Its entry 'step' is the index of the step.
     """
@@ -212,7 +212,10 @@ class TaskScores(abc.ABC):
 
   @abc.abstractmethod
   def details(self, counts: Any, per_example: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return tables and curves of a split, such as a confusion matrix, as values for JSON. See `summarize`."""
+    """Return tables and curves of a split, such as a confusion matrix, as values for JSON.
+
+    The arguments are those of `summarize`.
+    """
 
   @property
   def result_names(self) -> tuple[str, ...]:

@@ -244,7 +244,7 @@ def abstract_resident(
   resident_bytes: int,
   target_shape: tuple[int, ...] = (),
 ) -> Resident:
-  """Describe the attribute `Input.resident` that an input of these examples would have. Read no data.
+  """Return an input's `resident` as `jax.ShapeDtypeStruct`s, for which a step can be compiled without data.
 
   Args:
     kind: kind of the input; see `make_input`.
@@ -275,7 +275,7 @@ def abstract_batch(
   *leading: int,
   target_shape: tuple[int, ...] = (),
 ) -> Batch:
-  """Return a batch, or a stack of batches, as `jax.ShapeDtypeStruct`s with shardings.
+  """Return a batch, or a stack of batches, as `jax.ShapeDtypeStruct`s, for which a step can be compiled.
 
   Args:
     resident: an input's `resident`, as arrays or shapes.
@@ -367,7 +367,7 @@ def _take(resident: Examples, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _local_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:
-  """Return the sorted indices of those rows of a global batch that lie on this process's devices."""
+  """Return the sorted indices of those rows of a batch that lie on this process's devices."""
   shards = sharding.addressable_devices_indices_map((batch_size,)).values()
   rows = np.arange(batch_size)
   return np.unique(np.concatenate([rows[shard] for shard in shards if shard is not None]))

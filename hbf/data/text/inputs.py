@@ -75,7 +75,7 @@ def make_text_input(kind: str, source: Text, sharding: NamedSharding, resident_b
 def abstract_text_input(
   kind: str, source: Text, sharding: NamedSharding, resident_bytes: int, *leading: int
 ) -> tuple[Tokens | None, Batch]:
-  """Return the attribute `resident` of an input, and a batch, with `jax.ShapeDtypeStruct`s in place of arrays.
+  """Return an input's `resident` and a batch as `jax.ShapeDtypeStruct`s, for which a step can be compiled.
 
   Args:
     kind: kind of the input; see `make_text_input`.
