@@ -131,7 +131,7 @@ def _snow(x: np.ndarray, parameters: tuple[float, ...], draws: Draws) -> np.ndar
 def _frost(x: np.ndarray, parameters: tuple[float, float], draws: Draws) -> np.ndarray:
   """Add ice of random brightness, with ridges like crystals. The ice is bluish in images with color.
 
-  The parameters are the factor of the image and the factor of the ice in the sum.
+  The result is the image times the first parameter, plus the ice times the second.
   """
   # The ice has the statistics of crops of the authors' photographs, with white as 1. The mean level of a crop is
   # 0.63. Levels vary by ± 0.15 between crops and by ± 0.09 within a crop. Neighboring pixels differ by 0.075.
@@ -213,7 +213,7 @@ def _drawn(draws: Draws, draw: Callable[[np.random.Generator], Any]) -> np.ndarr
 
 
 def _blurred_by_motion(x: np.ndarray, radius: float, sigma: float, degrees: np.ndarray) -> np.ndarray:
-  """Blur images as a motion in one direction does. `degrees` [n] is the direction for each image.
+  """Blur images as a motion of the camera does. `degrees` [n] is the direction of the motion for each image.
 
   A pixel becomes a weighted mean of the pixels in this direction, up to a distance of twice the `radius`. The weights
   are one half of a Gaussian with the standard deviation `sigma`.
