@@ -36,7 +36,11 @@ def define_workdir(required: bool = True) -> flags.FlagHolder[str]:
 
 
 def define_checkpoint(verb: str) -> tuple[flags.FlagHolder[str], flags.FlagHolder[bool]]:
-  """Define the flags --checkpoint and --average. The help says that the command does `verb` with the average."""
+  """Define the flags --checkpoint and --average.
+
+  Args:
+    verb: what the command does with the parameters, such as 'Export'. The help of --average begins with it.
+  """
   about = 'latest, best (on the held-out part of train) or a step.'
   return (
     flags.DEFINE_string('checkpoint', 'latest', about),
@@ -45,7 +49,9 @@ def define_checkpoint(verb: str) -> tuple[flags.FlagHolder[str], flags.FlagHolde
 
 
 def define_moved(need: str = '') -> Callable[[], dict[str, str]]:
-  """Define the flags --data_dir and --data_root. Return a function that returns their values as `dir` and `root`.
+  """Define the flags --data_dir and --data_root, for data that have moved since training.
+
+  Return a function that returns the values of the flags, with the keys 'dir' and 'root'.
 
   Args:
     need: beginning of the help if the data are not always needed, such as 'For --page: '.
@@ -141,7 +147,7 @@ def _parse(argv: Sequence[str]) -> list[str]:
 
 
 def take_overrides() -> list[str]:
-  """Remove the flags --config.KEY=VALUE from the command line and return them, for commands that pass them on."""
+  """Remove the flags --config.KEY=VALUE from the command line and return them, for a command that starts runs."""
   overrides = [argument for argument in sys.argv if re.match(r'--?(no)?config\.', argument)]
   if wrong := [override for override in overrides if '=' not in override and '-noconfig.' not in override]:
     sys.exit(fail(f'{wrong[0]} needs a value: write {wrong[0]}=VALUE'))

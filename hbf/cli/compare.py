@@ -83,7 +83,10 @@ OVERRIDES = cli.take_overrides()
 
 
 def main(argv: Sequence[str]) -> int:
-  """Train the missing runs and write the report. Return 1 if a run failed, else 0, also after a signal."""
+  """Train the missing runs and write the report. With --report, only write it.
+
+  Return 1 if a run failed, else 0, also after a signal.
+  """
   del argv
   import jax
 
@@ -113,8 +116,8 @@ def comparison_of_flags() -> 'Comparison':
   """Return the comparison that the flags describe.
 
   Raises:
-    UserError: the preset is unknown, --seeds is not a list of seeds, or both --operations and --config.train.epochs
-      are given.
+    UserError: the preset is unknown, or --seeds is not a list of seeds. Or --config.train.epochs is given, although
+      --operations gives the number of operations of each run.
   """
   from hbf.comparison import tune
   from hbf.comparison.grid import Comparison, parse_seeds, with_arms

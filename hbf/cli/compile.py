@@ -25,7 +25,7 @@ TEXT = flags.DEFINE_string('text', '', "Folder for the compiled programs' text."
 
 
 def main(argv: Sequence[str]) -> int:
-  """Compile the programs of the run and print their memory. Raise UserError if a program does not fit."""
+  """Compile the programs of the run and print their memory. Raise UserError if a device has less memory."""
   del argv
   import jax
 

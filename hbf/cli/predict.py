@@ -34,7 +34,10 @@ JSON = flags.DEFINE_boolean(
 
 
 def main(argv: Sequence[str]) -> int:
-  """Print the answers to the images, and return the exit status. With --export, also export the model."""
+  """Print the answers to the images. With --export, also export the model.
+
+  Return 1 if an image can't be read, else 0.
+  """
   if bool(WORKDIR.value) == bool(MODEL.value):
     raise UserError('give either the --workdir of a run or the --model of an exported folder')
   if MODEL.value and (EXPORT.value or PAGE.value or CHECKPOINT.value != 'latest' or AVERAGE.value or EDITS.value):

@@ -85,7 +85,7 @@ def _classifier() -> tuple[Any, dict[str, Any]]:
 
 
 def _explain() -> Any:
-  """Return the function that finds the training patches nearest to the centers that vote for an answer."""
+  """Return a function that explains an answer by training patches; see `hbf.serving.patches.nearest_patches`."""
   from hbf.serving.patches import nearest_patches
   from hbf.training.mirror import local_copy
 

@@ -191,7 +191,7 @@ def _open_prepared(request: DataRequest) -> Dataset:
 
 
 def _refuse_arrays(request: DataRequest) -> Dataset:
-  """Raise UserError, because a config cannot say where arrays in memory are."""
+  """Raise UserError: no config can say where arrays in memory are, so the caller must give them."""
   raise UserError(
     f'the data set is {request.name} in memory, not in a folder: give the arrays as data=hbf.ArrayData(…)'
   )

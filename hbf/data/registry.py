@@ -62,8 +62,8 @@ REGISTERED: dict[str, Registered] = {}
 def find(name: str) -> Registered | None:
   """Return the registered data set with this name. None if there is none.
 
-  If no data set has the name, but the working folder has a file NAME.py that calls `register_dataset`, the file is
-  imported first. So commands and the processes that read images find a data set that such a file registers.
+  If no registered data set has the name, but the working folder has a file NAME.py that calls `register_dataset`, the
+  file is imported first. So commands and the processes that read images find a data set that such a file registers.
 
   Raises:
     UserError: the file does not register this name.

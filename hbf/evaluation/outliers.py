@@ -106,10 +106,11 @@ def _check(inside: np.ndarray, outside: np.ndarray) -> None:
 
 
 def _placements(inside: np.ndarray, outside: np.ndarray) -> tuple[float, tuple[np.ndarray, np.ndarray]]:
-  """Return the AUROC, and two arrays of shares: one for the examples inside [n], and one for those outside [m].
+  """Return the AUROC, and a share for each example: [n] like the training images (inside), and [m] others (outside).
 
   The share of an example inside is the fraction of the examples outside with smaller scores. The share of an example
-  outside is the fraction of the examples inside with greater scores. Ties count half.
+  outside is the fraction of the examples inside with greater scores. Ties count half. DeLong's variance of the AUROC
+  is computed from the variances of the shares.
   """
   # The shares are computed from ranks (Sun & Xu 2014). The rank among all examples, minus the rank among examples of
   # the same kind, is the number of examples of the other kind with smaller scores.
@@ -121,23 +122,24 @@ def _placements(inside: np.ndarray, outside: np.ndarray) -> tuple[float, tuple[n
 
 
 def _delong(inside: np.ndarray, outside: np.ndarray) -> tuple[float, float]:
-  """Return the AUROC and its variance (DeLong et al. 1988)."""
+  """Return the AUROC and its variance (DeLong et al. 1988), from scores as in `separation`."""
   area, (above, below) = _placements(inside, outside)
   return area, float(above.var(ddof=1) / len(above) + below.var(ddof=1) / len(below))
 
 
 def _logit_interval(area: float, deviation: float) -> Estimate:
-  """Return the AUROC `area` with its 95% interval, which is symmetric in log(area / (1 − area)).
+  """Return the AUROC and its 95% interval, in percent. The interval is symmetric in log(area / (1 − area)).
 
-  The argument `deviation` is the standard deviation of `area`.
+  The argument `area` is the AUROC, between 0 and 1. The argument `deviation` is its standard deviation.
   """
   odds, half = math.log(area / (1 - area)), _quantile() * deviation / (area * (1 - area))
   return Estimate(100 * area, *(100 * float(special.expit(odds + side * half)) for side in (-1, 1)))
 
 
 def _interval_at_bound(area: float, n: int, m: int) -> Estimate:
-  """Return the AUROC `area`, 0 or 1, with its interval, for n test images and m outliers.
+  """Return the AUROC `area`, which is 0 or 1, with its 95% interval, from n examples inside and m outside.
 
+  Examples inside are like the training images, and the others are outside.
   The interval is method 5 of Newcombe 2006, with the variance of Hanley & McNeil.
   """
   extra = (n + m) / 2 - 1

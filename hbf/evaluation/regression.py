@@ -27,7 +27,7 @@ def summarize(targets: np.ndarray, predictions: np.ndarray) -> dict[str, Any]:
 
 
 def detail(targets: np.ndarray, predictions: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-  """Return the scores of each target.
+  """Return the scores of each of the K targets.
 
   Args:
     targets: the true values, [n, K].
@@ -46,7 +46,9 @@ def detail(targets: np.ndarray, predictions: np.ndarray, names: Sequence[str]) -
 
 
 def of_each(targets: np.ndarray, predictions: np.ndarray) -> dict[str, np.ndarray]:
-  """Return the scores of each target, float64 [K], by name of the score. See `summarize` for the arguments.
+  """Return the scores of each of the K targets, float64 [K], by name of the score.
+
+  See `summarize` for the arguments.
 
   `rmse` is the root of the mean squared error, and `mae` is the mean absolute error. `r2` is 1 − E/V, where E is the
   mean squared error, and V is the variance of the true values. If V is 0, `r2` is 1 if E is 0, else 0.

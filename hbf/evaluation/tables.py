@@ -16,7 +16,7 @@ MOST_CLASSES = 20  # if there are more, only the hardest classes are shown
 
 
 def print_result(result: Mapping[str, Any], title: str, console: Console) -> None:
-  """Print the numbers of a result with their units, one number in each row."""
+  """Print the numbers and texts of a result, one in each row, with units. Leave out lists and dicts."""
   scalars = {key: value for key, value in result.items() if isinstance(value, str | int | float)}
   _print(
     title, table(('name', 'value'), [(key, _format_value(key, value)) for key, value in scalars.items()]), console

@@ -80,6 +80,8 @@ def correlations(responses: ArrayLike) -> jax.Array:
 def doubled(correlation: ArrayLike) -> jax.Array:
   """Return True for units whose correlation with an earlier unit is above DOUBLED.
 
+  So of two units with equal responses, only the second counts as doubled.
+
   Args:
     correlation: correlations between the units' responses, [U, U].
 

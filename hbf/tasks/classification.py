@@ -60,7 +60,10 @@ class Classification(ImageTask):
   # Data.
 
   def train_order(self, source: Source, seed: int, batch_size: int) -> Order:
-    """Return the order of the training images; see `TaskData.train_order`."""
+    """Return the order of the training images. With balance 'sampling', it is a `BalancedOrder`.
+
+    See `TaskData.train_order`.
+    """
     if self.balance == 'sampling':
       return BalancedOrder.from_labels(seed, labels_of(source), batch_size)
     return super().train_order(source, seed, batch_size)
@@ -86,7 +89,7 @@ class Classification(ImageTask):
     """Return the mean cross-entropy of a batch, and the number of images whose likeliest class is right.
 
     With balance 'weights', each cross-entropy is multiplied by the weight of the image's class. For a mixed image,
-    this weight is the mean over its classes, according to their shares in the mixture.
+    this is the mean of the weights of its two classes, in the proportion of the mixture.
     """
     labels, probabilities = targets
     correct = jnp.sum(jnp.argmax(logits, axis=-1) == labels, dtype=jnp.int32)
@@ -120,7 +123,7 @@ class Classification(ImageTask):
 
   @staticmethod
   def example_scores(per_example: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return 100 for each image that is classified correctly, else 0."""
+    """Return a number for each image, [n]: 100 if its predicted class is right, else 0. The mean is the accuracy."""
     return 100.0 * (per_example['labels'] == per_example['predictions'])
 
 

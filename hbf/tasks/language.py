@@ -119,7 +119,7 @@ class Language(Task):
   # Loss.
 
   def train_batch(self, keys: tuple[jax.Array, jax.Array], resident: Tokens | None, batch: Batch) -> ModelBatch:
-    """Return windows at random positions in the text. The first key is for the positions, the second for masks."""
+    """Return windows at random positions in the text. The keys choose the positions, then the masked tokens."""
     tokens = shifted_windows(keys[0], resident, batch)
     window_keys = jax.vmap(jax.random.fold_in, (None, 0))(keys[1], batch['index'])
     return self._model_batch(window_keys, tokens, jnp.ones(tokens.shape, bool))
@@ -134,7 +134,7 @@ class Language(Task):
     """Return the batch for the network and its loss.
 
     Args:
-      keys: a random key for the masks of each window, [B].
+      keys: a random key for each window, [B], that chooses its masked tokens.
       tokens: windows of T tokens, each followed by the next token of the text, [B, T + 1].
       present: booleans [B, T + 1]. False for padding and beyond the end of the text.
     """
@@ -192,7 +192,10 @@ class Language(Task):
 
   @staticmethod
   def example_scores(per_example: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the summed cross-entropy of each window, divided by the mean number of predictions in a window."""
+    """Return a number for each window, [n]. The mean of these numbers is the score `token_nll`.
+
+    The number is the summed cross-entropy of the window, divided by the mean number of predictions in a window.
+    """
     return per_example['nll'] / per_example['tokens'].mean()
 
 

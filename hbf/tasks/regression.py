@@ -148,8 +148,8 @@ class Regression(ImageTask):
 
 
 def in_units(outputs: jax.Array, mean: Sequence[float], std: Sequence[float]) -> jax.Array:
-  """Return `outputs` [B, K], which are standardized values, in the units of the data.
+  """Convert standardized values `outputs` [B, K] to the units of the data.
 
-  The arguments `mean` and `std` have the mean and the standard deviation of each target.
+  The arguments `mean` and `std` have the mean and the standard deviation of each of the K targets.
   """
   return outputs * jnp.asarray(std) + jnp.asarray(mean)

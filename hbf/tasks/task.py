@@ -87,7 +87,7 @@ class TaskData(abc.ABC):
 
   @abc.abstractmethod
   def open(self, source: Any, sharding: NamedSharding) -> Input:
-    """Open a source for steps whose batches have this sharding.
+    """Open a source, one of `splits`, for steps whose batches have this sharding.
 
     Raises:
       UserError: the source can't be read.
@@ -147,8 +147,8 @@ class TaskLoss(abc.ABC):
     The random draws for an example depend only on a key and on the example's index.
 
     Args:
-      keys: two random keys. The first is for draws that concern one example, such as augmentation. The second is for
-        draws that concern several examples together, such as mixing.
+      keys: two random keys. For images, the first is for augmentation, and the second for mixing. For texts, the
+        first is for the positions of windows, and the second for the choice of masked tokens.
       resident: the arrays that stay in device memory, see `hbf.data.pipeline.inputs`.
       batch: a batch as in `hbf.data.pipeline.inputs`. Its entry 'step' is the index of the step.
     """
@@ -183,7 +183,8 @@ class TaskScores(abc.ABC):
 
   Attributes:
     scores: the scores of a split. The first score ranks checkpoints, and the networks of a comparison.
-    label_names: names of those arrays of `add_counts` that do not depend on the network, such as 'labels'.
+    label_names: names of those arrays of `add_counts` that depend on the examples only, such as 'labels'. If these
+      arrays are equal for two runs, the runs were tested on the same examples.
   """
 
   scores: ClassVar[tuple[Score, ...]]
@@ -211,7 +212,10 @@ class TaskScores(abc.ABC):
 
   @abc.abstractmethod
   def details(self, counts: Any, per_example: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return tables and curves of a split, such as a confusion matrix, as values for JSON. See `summarize`."""
+    """Return tables and curves of a split, such as a confusion matrix, as values for JSON.
+
+    The arguments are those of `summarize`.
+    """
 
   @property
   def result_names(self) -> tuple[str, ...]:
@@ -251,7 +255,7 @@ class Task(TaskData, TaskLoss, TaskScores):
   @property
   @abc.abstractmethod
   def description(self) -> str:
-    """The number and the kind of the network's outputs in words, such as '10 classes'."""
+    """A few words about the outputs, such as '10 classes'. For texts, also the length of the windows."""
 
   @abc.abstractmethod
   def make_model(self, model: ConfigDict) -> nn.Module:

@@ -27,6 +27,8 @@ def renormalize(
 ) -> jax.Array:
   """Change the mean and the standard deviation that images [B, H, W, C] were normalized with.
 
+  The teacher of a distillation gets the student's images this way, if the two have different means.
+
   Args:
     images: images from `normalize(…, *old)`.
     old: the mean and the standard deviation of each channel, as in `normalize`.

@@ -153,9 +153,11 @@ def autocontrast_table(image: jax.Array) -> jax.Array:
 def _pillow_rounds_down() -> tuple[np.ndarray, np.ndarray]:
   """Find the levels for which Pillow's autocontrast is one below the exact value, because of float64 rounding.
 
+  These levels depend on the lowest level `low` and the highest level `high` of a channel.
+
   Returns:
-    (rows, index). Each row of `rows`, uint8 [n, 32], is a set of levels, with one bit for each of the 256 levels. For
-    a channel with levels from `low` to `high`, the set is in row `index[low, high]`. `index` is uint16 [256, 256].
+    (rows, index). Row `index[low, high]` of `rows` has a bit for each of the 256 levels: 1 for these levels, else 0.
+    `rows` is uint8 [n, 32], and `index` is uint16 [256, 256].
   """
   high, level = np.ogrid[:LEVELS, :LEVELS]
   sets = []
@@ -169,7 +171,7 @@ def _pillow_rounds_down() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _divide(a: jax.Array, b: jax.Array) -> jax.Array:
-  """Return ⌊a / b⌋, int32, for integers a from 0 to 2 million and integers b of at least 1."""
+  """Return ⌊a / b⌋, int32, for integers a from 0 to 2 million and b of at least 1. On CPUs, a // b is much slower."""
   # CPUs divide floats many times faster than integers. The result is exact, because the distance of (a + 1/2) / b
   # from an integer exceeds the rounding error of every device.
   return jnp.floor((a + 0.5) / b).astype(jnp.int32)

@@ -91,10 +91,10 @@ def _defocus_blur(x: np.ndarray, parameters: tuple[float, float], draws: Draws) 
 
 
 def _glass_blur(x: np.ndarray, parameters: tuple[float, int, int], draws: Draws) -> np.ndarray:
-  """Blur the images, replace pixels by random nearby pixels several times, and blur again.
+  """Blur the images, replace each pixel by a random nearby pixel, once or twice, and blur again.
 
-  The parameters are the sigma of the blur, the largest distance to a nearby pixel along an axis, and the number of
-  replacements.
+  The parameters are the sigma of the blur, the largest distance to a nearby pixel along an axis, and how many
+  times each pixel is replaced. Pixels at the border stay.
   """
   # The paper exchanges pairs of pixels. The authors' code instead copies one pixel of a pair to the other, because
   # the second half of an exchange reads the result of the first half. This function does the same.
@@ -131,7 +131,7 @@ def _snow(x: np.ndarray, parameters: tuple[float, ...], draws: Draws) -> np.ndar
 def _frost(x: np.ndarray, parameters: tuple[float, float], draws: Draws) -> np.ndarray:
   """Add ice of random brightness, with ridges like crystals. The ice is bluish in images with color.
 
-  The parameters are the factor of the image and the factor of the ice in the sum.
+  The result is the image times the first parameter, plus the ice times the second.
   """
   # The ice has the statistics of crops of the authors' photographs, with white as 1. The mean level of a crop is
   # 0.63. Levels vary by ± 0.15 between crops and by ± 0.09 within a crop. Neighboring pixels differ by 0.075.
@@ -204,7 +204,7 @@ def _jpeg_compression(x: np.ndarray, quality: int, draws: Draws) -> np.ndarray:
 
 
 def _scale(x: np.ndarray) -> float:
-  """Return the ratio of the images' side to the 32 pixels of the authors' images."""
+  """Return the side of the images, divided by the 32 pixels of the authors' images."""
   return x.shape[1] / 32
 
 
@@ -213,7 +213,7 @@ def _drawn(draws: Draws, draw: Callable[[np.random.Generator], Any]) -> np.ndarr
 
 
 def _blurred_by_motion(x: np.ndarray, radius: float, sigma: float, degrees: np.ndarray) -> np.ndarray:
-  """Blur images as a motion in one direction does. `degrees` [n] is the direction for each image.
+  """Blur images as a motion of the camera does. `degrees` [n] is the direction of the motion for each image.
 
   A pixel becomes a weighted mean of the pixels in this direction, up to a distance of twice the `radius`. The weights
   are one half of a Gaussian with the standard deviation `sigma`.
@@ -238,10 +238,11 @@ def _zoomed(x: np.ndarray, zoom: float) -> np.ndarray:
 
 
 def _fractal(x: np.ndarray, decay: float, draws: Draws) -> np.ndarray:
-  """Return clouds [n, side, side, 1] from 0 to 1, by midpoint displacement (Fournier, Fussell & Carpenter 1982).
+  """Return a random picture of clouds for each image, [n, side, side, 1], with values from 0 to 1.
 
-  In each round, a periodic grid becomes twice as fine. A new point is the mean of its four neighbors plus a random
-  displacement. As in the authors' code, the displacements are divided by decay² in each round.
+  The method is midpoint displacement (Fournier, Fussell & Carpenter 1982). In each round, a periodic grid becomes
+  twice as fine. A new point is the mean of its four neighbors plus a random displacement. As in the authors' code,
+  the displacements are divided by decay² in each round.
   """
   side = x.shape[1]
   step = 1 << (side - 1).bit_length()

@@ -42,7 +42,7 @@ def flip_alternately(key: jax.Array, size: Size, fixed_key: jax.Array, epoch: ja
   """Return an affine map [2, 3] that mirrors left to right in every other epoch (Jordan 2024).
 
   The random key `fixed_key` of the example is the same in all epochs. It decides if the image is mirrored in the even
-  or in the odd epochs.
+  or in the odd epochs. The argument `key` is not used.
   """
   del key
   return _mirror_if(_is_mirrored(fixed_key, epoch), size)

@@ -19,7 +19,10 @@ KEY = 'data.mix'
 
 
 def mixup(key: jax.Array, size: tuple[int, int], lam: jax.Array) -> jax.Array:
-  """Return the weights of an image's own pixels in a mixture, float32 [H, W]: all are `lam` (Zhang et al. 2018)."""
+  """Return the weights of an image's own pixels in a mixture, float32 [H, W]: all are `lam` (Zhang et al. 2018).
+
+  The argument `key` is not used.
+  """
   del key
   return jnp.full(size, lam)
 
@@ -64,7 +67,7 @@ def read_mix(value: Any) -> tuple[Entry, ...]:
 def mix(
   key: jax.Array, images: jax.Array, targets: jax.Array, index: jax.Array, entries: Sequence[Entry]
 ) -> tuple[jax.Array, jax.Array]:
-  """Mix each image and its target with those of a partner in the batch.
+  """Mix a random part of the images, and their targets, with those of partners in the batch.
 
   The random numbers of an example depend only on `key` and on the example's index. One of them is a sort key. The
   partner of an example is the next example in the sorted batch, and the partner of the last example is the first. So
@@ -105,7 +108,10 @@ def partners(key: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _weights(key: jax.Array, size: tuple[int, int], entries: Sequence[Entry]) -> jax.Array:
-  """Return the weights of one image's own pixels, float32 [H, W]. All are 1 if the image is not mixed."""
+  """Draw one of the `entries`, or none, and return the weights of one image's own pixels, float32 [H, W].
+
+  Without an entry, the image is not mixed, and all weights are 1.
+  """
   which_key, *keys = jax.random.split(key, 1 + len(entries))
   drawn = jax.random.uniform(which_key)
   weights, begin = jnp.ones(size), 0.0
@@ -118,7 +124,7 @@ def _weights(key: jax.Array, size: tuple[int, int], entries: Sequence[Entry]) ->
 
 
 def beta(key: jax.Array, alpha: float) -> jax.Array:
-  """Draw a number from the distribution Beta(alpha, alpha), without the loop of `jax.random.beta`."""
+  """Draw a number from Beta(alpha, alpha) by a formula, without the slow loop of `jax.random.beta`."""
   # The number is (1 + T/√(ν + T²))/2, where T has Student's distribution with ν = 2 alpha degrees of freedom. Bailey
   # (1994) gives a formula for T. `jax.random.beta` loops until all draws of the batch are accepted. Such a loop is
   # slow to compile, and devices would wait for one another.

@@ -27,8 +27,8 @@ class Space:
       column divided by its distance from the left.
     translate: shift in pixels. None: 150/331 of the image's side.
     rotate: angle in degrees.
-    factor: distance from 1 of the factor of brightness, contrast, saturation or sharpness.
-    posterize: number of bits that are dropped.
+    factor: brightness, contrast, saturation or sharpness gets the factor 1 minus or plus this number.
+    posterize: number of bits of a level that are dropped.
   """
 
   shear: float

@@ -82,7 +82,10 @@ def erase(key: jax.Array, image: jax.Array, rate: float) -> jax.Array:
 
 
 def cutout(key: jax.Array, image: jax.Array, mean: jax.Array, side: int) -> jax.Array:
-  """Fill a square around a random pixel with the mean of each channel. The image's edges clip the square."""
+  """Fill a square with the mean of each channel. Its center is a random pixel, and its sides have `side` pixels.
+
+  The image's edges clip the square.
+  """
   center = jax.random.randint(key, (2,), 0, jnp.array(image.shape[:2]))
   rows, columns = (
     (jnp.arange(length) >= start) & (jnp.arange(length) < start + side)

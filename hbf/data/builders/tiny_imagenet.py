@@ -22,7 +22,7 @@ _SIZE = 64
 
 
 class TinyImagenet(base.FromArchive, tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
-  """A builder of Tiny ImageNet. The classes are sorted WordNet ids. The metadata `names` has a name for each id."""
+  """A builder of Tiny ImageNet. The classes are sorted WordNet ids. The metadata `names` has a word for each id."""
 
   VERSION = tfds.core.Version('1.0.0')
 

@@ -19,7 +19,8 @@ NAME = 'arrays'  # name of the data set in a config
 class ArrayData:
   """Images with their targets, to train on and to test on, for `hbf.train`.
 
-  Targets are what a network learns to predict. The shape and the type of y_train decide the task:
+  Targets are what a network learns to predict. The shape and the type of y_train decide the task,
+  which the config must name, as in hbf.get_config('arrays', task='regression'):
 
   - task classification: the class of each image, whole numbers [N] from 0 on
   - task multi_label: K labels of each image, booleans or whole numbers 0 and 1, [N, K]
@@ -98,9 +99,9 @@ class ArraySource:
     return self.labels
 
   def traits(self, sample: np.ndarray) -> Iterable[bytes]:
-    """Return as bytes the targets of all examples, then the images of the examples `sample`, int [n].
+    """Return the targets of all examples and the images of the examples `sample`, int [n], as bytes.
 
-    See `hbf.data.images.sources.Stored`.
+    These bytes are for the fingerprint of the data; see `hbf.data.images.sources.Stored`.
     """
     return (self.labels.tobytes(), self.images[sample].tobytes())
 
@@ -169,7 +170,7 @@ def _checked_classes(
 ) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
   """Return the names of the classes, and the class of each image by split, int64 [N].
 
-  `stored` has the user's classes by split.
+  `stored` has the user's classes, and `images` the checked images, by split.
   """
   names = None if class_names is None else _names(class_names)
   y_train = _class_numbers('y_train', stored['train'], 'x_train', images['train'], names)
@@ -186,7 +187,7 @@ def _checked_vectors(
 ) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
   """Return the names of K labels or values, and the targets by split: labels uint8, or values float32, [N, K].
 
-  `stored` has the user's labels or values by split.
+  `stored` has the user's labels or values, and `images` the checked images, by split.
   """
   width = np.shape(stored['train'])[1]
   names = tuple(map(str, range(width))) if class_names is None else _names(class_names, least=1)

@@ -49,7 +49,10 @@ class CachedSource:
     return self.labels
 
   def traits(self, sample: np.ndarray) -> Iterable[bytes]:
-    """Return the bytes of the original source for the examples `sample`; see `hbf.data.images.sources.Stored`."""
+    """Return bytes for the fingerprint of the data, from the examples `sample`, int [n], of the original source.
+
+    See `hbf.data.images.sources.Stored`.
+    """
     return sources.traits(self.source, sample)
 
   @functools.cached_property

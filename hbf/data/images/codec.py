@@ -63,7 +63,7 @@ def _to_array(image: Image.Image, channels: int, size: int | None) -> np.ndarray
 
 
 def _convert(image: Image.Image, mode: str) -> Image.Image:
-  """Convert an image to Pillow's mode L or RGB, with levels of 8 bits. Convert large images in square tiles."""
+  """Convert an image to Pillow's mode L or RGB of 8 bits. To save memory, convert large images in tiles."""
   if image.mode == mode and not image.has_transparency_data:
     return image
   width, height = image.size
@@ -189,7 +189,7 @@ def _last_bytes(path: str, count: int) -> bytes:
 
 
 class _Content(io.BytesIO):
-  """An encoded image in memory. Pillow's errors call it 'content'."""
+  """An encoded image in memory. Pillow's errors call it 'content', and not by its address in memory."""
 
   def __repr__(self) -> str:
     return "'content'"

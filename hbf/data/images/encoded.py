@@ -42,7 +42,10 @@ class EncodedSource(abc.ABC):
 
   @abc.abstractmethod
   def facts(self) -> Iterable[bytes]:
-    """Return as bytes some facts about all examples that are quick to find, such as the sizes of files."""
+    """Return facts about all examples as bytes, for the fingerprint of the data.
+
+    The facts are quick to find, such as the sizes of files.
+    """
 
   def decode(self, index: int) -> np.ndarray:
     """Return a decoded image, uint8 [height, width, 3]."""
@@ -83,7 +86,10 @@ class EncodedSource(abc.ABC):
         pass
 
   def traits(self, sample: np.ndarray) -> Iterator[bytes]:
-    """Yield facts about all examples as bytes, then the encoded image of each example in `sample`, int [n]."""
+    """Yield facts about all examples as bytes, then the encoded image of each example in `sample`, int [n].
+
+    These bytes are for the fingerprint of the data; see `hbf.data.images.sources.Stored`.
+    """
     yield from self.facts()
     with futures.ThreadPoolExecutor(THREADS) as pool:
       yield from pool.map(self.content, sample)
@@ -106,11 +112,11 @@ def labeled_dataset(
 ) -> Dataset:
   """Return a data set of images with classes.
 
-  Its sources are copies of `sources` with new `labels` and `size`.
+  Its sources are copies of `sources`. Their `labels` are the class numbers, and `request` gives their `size`.
 
   Args:
     request: the request for the data set, which has its name and the size of its images.
-    sources: `EncodedSource`s by split, whose `labels` and `size` may have any value.
+    sources: `EncodedSource`s by split. Their own `labels` and `size` are not used.
     stored: the class of each image as the files store it, by split; see `_number_classes`.
     names: names of the classes; see `_number_classes`.
 

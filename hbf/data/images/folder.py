@@ -133,7 +133,7 @@ def _open_listed(
 
 
 def open_classes(root: str, size: int) -> tuple[tuple[str, ...], FolderSource]:
-  """Open the images ROOT/CLASS/*. Leave out hidden files and folders.
+  """Open the images ROOT/CLASS/* of classes to add to a trained network. Leave out hidden files and folders.
 
   Args:
     root: the folder. `~` is the home directory.

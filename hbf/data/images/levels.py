@@ -16,7 +16,7 @@ def column_sums(image: jax.Array, sharding: NamedSharding) -> jax.Array:
   A block has at most `BLOCK` images of a shard, so that its sums do not overflow.
 
   Args:
-    image: M flat images, uint8 [M, K]. K is the number of levels of an image, one for each pixel and channel.
+    image: M images, uint8 [M, K]. Each image is flat: a row of K levels, one for each pixel and channel.
     sharding: sharding of the images over their first axis.
 
   Returns:

@@ -48,7 +48,10 @@ class TfdsSource:
     return np.fromiter((_fields(record)[1] for record in records), np.int64, len(self))
 
   def traits(self, sample: np.ndarray) -> Iterator[bytes]:
-    """Yield class and stored image of each example in `sample`, int [n]; see `hbf.data.images.sources.Stored`."""
+    """Yield the class and the stored image of each example in `sample`, int [n], as bytes.
+
+    These bytes are for the fingerprint of the data; see `hbf.data.images.sources.Stored`.
+    """
     for record in self._records.__getitems__(sample.tolist()):
       encoded, label = _fields(record)
       yield str(label).encode()

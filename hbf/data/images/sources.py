@@ -54,7 +54,7 @@ class Labeled(Protocol):
   """A source that can return all targets without decoding images."""
 
   def read_labels(self) -> np.ndarray:
-    """Return the target of every example: classes, int [n], or labels or values, float32 [n, K]."""
+    """Return the target of every example: classes, int [n], or labels or values, [n, K]."""
 
 
 @runtime_checkable
@@ -142,7 +142,10 @@ def traits(source: Source, sample: np.ndarray) -> Iterable[bytes]:
 
 
 def labels(source: Source) -> np.ndarray:
-  """Return the target of every example, int [n] or float32 [n, K], by the fastest method that the source has."""
+  """Return the target of every example: classes, int [n], or labels or values, [n, K].
+
+  Use the fastest method that the source has.
+  """
   if isinstance(source, Labeled):
     return source.read_labels()
   found = np.array([label for _, label in read(source, np.arange(len(source)))])

@@ -91,6 +91,8 @@ def read_many(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Read the examples `indices`, int [n], in threads. The image and the target of index −1 are 0.
 
+  See `HostBatches` for the other arguments.
+
   Returns:
     Images, uint8 [n, H, W, C], and targets, int32 [n]. If `target_shape` is (K,), the targets are float32 [n, K].
   """

@@ -132,7 +132,10 @@ class ImageInput(Input):
 
   @abc.abstractmethod
   def sums(self) -> tuple[int, np.ndarray]:
-    """Return the number of pixels of all images, and each channel's sums of levels and squared levels, int [2, C]."""
+    """Return the number of pixels of all images, and sums of their levels, for `hbf.data.images.levels.statistics`.
+
+    The sums, int [2, C], are the sum of the levels and the sum of the squared levels of each channel.
+    """
 
 
 class DeviceInput(ResidentInput, ImageInput):
@@ -195,7 +198,7 @@ class StreamInput(ImageInput):
     return len(self._source)
 
   def sums(self) -> tuple[int, np.ndarray]:
-    """Return what `ImageInput.sums` returns, but for a sample of evenly spaced examples.
+    """Return the number of pixels and the sums, as `ImageInput.sums` does, but only for evenly spaced examples.
 
     Reading all examples would take as long as an epoch.
     """
@@ -241,7 +244,7 @@ def abstract_resident(
   resident_bytes: int,
   target_shape: tuple[int, ...] = (),
 ) -> Resident:
-  """Describe the attribute `Input.resident` that an input of these examples would have. Read no data.
+  """Return an input's `resident` as `jax.ShapeDtypeStruct`s, for which a step can be compiled without data.
 
   Args:
     kind: kind of the input; see `make_input`.
@@ -272,7 +275,7 @@ def abstract_batch(
   *leading: int,
   target_shape: tuple[int, ...] = (),
 ) -> Batch:
-  """Return a batch, or a stack of batches, as `jax.ShapeDtypeStruct`s with shardings.
+  """Return a batch, or a stack of batches, as `jax.ShapeDtypeStruct`s, for which a step can be compiled.
 
   Args:
     resident: an input's `resident`, as arrays or shapes.
@@ -364,7 +367,7 @@ def _take(resident: Examples, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _local_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:
-  """Return the sorted indices of those rows of a global batch that lie on this process's devices."""
+  """Return the sorted indices of those rows of a batch that lie on this process's devices."""
   shards = sharding.addressable_devices_indices_map((batch_size,)).values()
   rows = np.arange(batch_size)
   return np.unique(np.concatenate([rows[shard] for shard in shards if shard is not None]))

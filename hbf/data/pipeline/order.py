@@ -32,11 +32,13 @@ def evenly_spaced(examples: int, most: int) -> np.ndarray:
 
 
 def step_keys(seed: int, step: Any) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-  """Return the two random keys of a step's batch (`hbf.tasks.task.TaskLoss.train_batch`), and the key of its dropout.
+  """Return the random keys of a step: two for its batch, and one for dropout.
+
+  The first two are the argument `keys` of `hbf.tasks.task.TaskLoss.train_batch`.
 
   Args:
     seed: the seed of the run.
-    step: the number of steps before this one. A traced int32 is allowed.
+    step: index of the step, an int or a traced int32.
   """
   example_key, dropout_key, batch_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), step), 3)
   return (example_key, batch_key), dropout_key

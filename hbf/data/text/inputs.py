@@ -20,7 +20,7 @@ from hbf.errors import UserError, choose
 
 
 class ShiftedOrder(TrainOrder):
-  """The order of training windows. Each window begins at a random position (`draw_starts`)."""
+  """A `TrainOrder` of windows. It tells a `TextStream` to begin them at random positions (`draw_starts`)."""
 
 
 class TextInput(ResidentInput):
@@ -75,7 +75,7 @@ def make_text_input(kind: str, source: Text, sharding: NamedSharding, resident_b
 def abstract_text_input(
   kind: str, source: Text, sharding: NamedSharding, resident_bytes: int, *leading: int
 ) -> tuple[Tokens | None, Batch]:
-  """Return the attribute `resident` of an input, and a batch, with `jax.ShapeDtypeStruct`s in place of arrays.
+  """Return an input's `resident` and a batch as `jax.ShapeDtypeStruct`s, for which a step can be compiled.
 
   Args:
     kind: kind of the input; see `make_text_input`.

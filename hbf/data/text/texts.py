@@ -58,7 +58,7 @@ def load_texts(
       with a feature `text` that TFDS has prepared in `dir`, or a data set of `hbf.register_dataset`.
     dir: the TFDS data directory. `~` is the home directory.
     root: the file or folder of a `text_file`. The files of a folder are joined in the order of their paths. Hidden
-      files and folders are left out. Other data sets ignore it.
+      files and folders are left out. A registered data set gets `root` too. Others ignore it.
     download: True to fetch and prepare a data set that is not in `dir`.
     test_split: TFDS's name of the split to test on. A plus joins several, as in 'validation+test'.
     tokenizer: 'bytes', 'characters' or 'bpe'.

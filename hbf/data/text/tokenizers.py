@@ -247,7 +247,7 @@ def read_tokenizer(stored: Mapping[str, Any]) -> Tokenizer:
 
 
 def split_text(text: bytes) -> Iterator[bytes]:
-  """Yield consecutive pieces of a text, whose tokens together are the tokens of the text.
+  """Yield consecutive pieces of a text. To encode them one by one takes less memory, and gives the same tokens.
 
   A piece has at least 16 MiB, except the last one. It ends with a word in ASCII, before a space or a line break. No
   token of any tokenizer extends beyond such an end.
@@ -268,7 +268,10 @@ def _decoded_pieces(text: bytes) -> Iterator[str]:
 
 
 def _decode_utf8(text: bytes, start: int = 0) -> str:
-  """Decode a text, which begins at byte `start` of a longer one. Raise UserError if it is not UTF-8."""
+  """Decode a text. Raise UserError if it is not UTF-8.
+
+  If the text is a piece of a longer text, `start` is the number of bytes before the piece, for the message.
+  """
   try:
     return text.decode()
   except UnicodeDecodeError as error:

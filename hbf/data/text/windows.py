@@ -25,8 +25,8 @@ class Text:
 
   Attributes:
     tokens: unsigned integers [L].
-    length: T, the number of tokens in a window. Every token of the text except the first is a target in exactly one
-      window.
+    length: T, the number of tokens in a window. For task next_token, every token of the text except the first is a
+      target in exactly one window.
   """
 
   tokens: np.ndarray
@@ -102,8 +102,8 @@ def shifted_windows(key: jax.Array, resident: Tokens | None, batch: Batch) -> ja
   So the text is cut at other positions in every epoch (`draw_starts`). The function runs inside jit.
 
   Args:
-    key: random key of the training step. A stream has drawn the positions already, with the same key
-      (`ShiftedOrder`).
+    key: random key of the training step. For a stream, it is not used: the host has drawn the positions already, with
+      the same key (`ShiftedOrder`).
     resident: the `resident` of the input that yielded the batch.
     batch: a batch, without padding.
 
