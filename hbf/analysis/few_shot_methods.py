@@ -247,9 +247,9 @@ class GaussianKernels(Ridge):
     return np.eye(self.base.seen.features.shape[1], dtype=np.float32)
 
   def fixed(self, features: np.ndarray, sigma: float) -> np.ndarray:
-    """Return the responses K(‖W(x − t)‖² / 2σ²) [n, M] of the M random centers t, for features x [n, F].
+    """Return the responses K(‖W(x − t)‖² / 2σ²) [n, M] for features x [n, F]. The M centers t are random base images.
 
-    `sigma` is σ divided by the median distance between two centers of different classes.
+    `sigma` is σ divided by the median distance between two centers whose images have different classes.
     """
     return self._kernel(features @ self.metric.T, self._centers, sigma)
 

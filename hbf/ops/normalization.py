@@ -16,7 +16,7 @@ class Moments(NamedTuple):
   Attributes:
     mean: k̄ = mean_a k_a.
     variance: mean_a (k_a − k̄)².
-    log_peak: log max_a K_a. Its gradient is 0, because it cancels wherever the moments are used.
+    log_peak: log max_a K_a, treated as a constant in gradients. Results do not depend on it, since it cancels out.
   """
 
   mean: jax.Array

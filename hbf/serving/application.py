@@ -64,10 +64,10 @@ class Refused(Exception):
 
 
 class Refusal(JSONResponse):
-  """An answer {"error": reason}. It closes the connection, unless the whole request has been read.
+  """An answer {"error": reason}, which is sent at once. If a part of the request is then unread, the connection ends.
 
-  The answer is sent at once. Before the connection is closed, the rest of the request is read and dropped. A
-  connection that is closed with unread data is reset, and then many clients lose the answer.
+  Before the connection ends, this part is read and dropped. A connection that is closed with unread data is reset,
+  and then many clients lose the answer.
   """
 
   def __init__(self, refused: Refused, linger: float):

@@ -321,7 +321,7 @@ def _pad_count(count: int, sharding: NamedSharding) -> int:
 
 
 def gather(resident: Resident, batch: Mapping[str, jax.Array]) -> Batch:
-  """Complete a batch of any input of images with its images and targets. The function is pure and runs inside jit.
+  """Return a batch with its images and targets, for both kinds of inputs. The function is pure and runs inside jit.
 
   Args:
     resident: the `resident` of the input that yielded the batch.
