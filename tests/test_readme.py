@@ -78,7 +78,7 @@ def commands():
 
 # Calls that define the flags of several commands, and the files with these flags.
 SHARED = (
-  ('cli.define_processes(', 'cli/__init__'),
+  ('cli.define_', 'cli/__init__'),
   ('.add_run(', 'arguments'),
   ('study.parser(', 'analysis/study'),
 )
