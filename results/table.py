@@ -17,6 +17,7 @@ from hbf.analysis.report.edit_report import table as edits
 from hbf.analysis.report.memory_report import table as memories
 from hbf.analysis.report.outlier_report import table as outliers
 from hbf.analysis.token_order import table as mixing
+from hbf.comparison import tune
 from hbf.comparison.grid import Grid
 from hbf.comparison.held_out import held_out_table
 from hbf.comparison.stored import open_runs
@@ -39,6 +40,7 @@ COMPARISONS = (
 )
 RATES = ('rates', 'rivals-rates', 'laptop-rates', 'laptop-rates-6', 'text-rates', 'text-trials')
 SEARCHES = ('search', 'search-patch8', 'search-width256')
+TUNED = ('claim-tune',)
 # True if the table has a row for each block.
 EXPLAINED = {'cifar10-laptop-1': True, 'cifar10-laptop-2': False, 'cifar10-small-0': False}
 WINDOWS = ((100, 175), (200, 300), (300, 352))  # windows of steps in the runs of a search
@@ -111,6 +113,23 @@ def trials(name: str) -> str:
     windows = [[losses[step] for step in losses if a < step <= b and b in losses] for a, b in TRIAL_WINDOWS]
     rows.append((trial['stage 2'], *map(_mean, windows)))
   return table(('stage 2', *(f'steps {a + 1}–{b}' for a, b in TRIAL_WINDOWS)), rows)
+
+
+def tuned(name: str) -> str:
+  """Return the held-out scores of a search by `hbf compare --tune`: a row for each draw, and a column for each arm.
+
+  A draw gives all arms the same options.
+  """
+  draws: dict[int, dict[str, tune.Trial]] = {}
+  for trial in tune.load_trials(ROOT / name / tune.TUNING):
+    draws.setdefault(trial.number, {})[trial.label] = trial
+  rows = []
+  for number, arms in sorted(draws.items()):
+    first, *_ = arms.values()
+    scores = (f'{trial.held_out:{trial.ranks.form}}' for trial in arms.values())
+    rows.append((str(number), *first.options.values(), *scores))
+  options = (key.rpartition('.')[2].replace('_', ' ') for key in first.options)
+  return table(('trial', *options, *arms), rows)
 
 
 def _losses(lines: list[dict[str, Any]]) -> dict[int, float]:
@@ -207,7 +226,8 @@ def main() -> None:
   """Print all tables."""
   units = json.loads((ROOT / 'dead-units' / 'dead-units.json').read_text())
   parts = [comparison(name) for name in COMPARISONS]
-  parts += [*map(rates, RATES), *map(search, SEARCHES), trials('search-stage2'), dead_units(units)]
+  parts += [*map(rates, RATES), *map(search, SEARCHES), *map(tuned, TUNED), trials('search-stage2')]
+  parts.append(dead_units(units))
   parts.append(memories(json.loads((ROOT / 'memory' / 'memory.json').read_text())))
   parts.append(edits(json.loads((ROOT / 'edit' / 'edit.json').read_text())))
   parts.append(corruptions(json.loads((ROOT / 'corruptions' / 'corruptions.json').read_text())))
