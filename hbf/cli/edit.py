@@ -17,9 +17,9 @@ LABEL = flags.DEFINE_string('label', '', 'The class that the images should get.'
 PROMPT = flags.DEFINE_string('prompt', None, 'For a run on texts: the text to continue.')
 ANSWER = flags.DEFINE_string('answer', None, 'The text that should follow the --prompt directly.')
 LIST = flags.DEFINE_boolean('list', False, "Print the run's edits.")
-UNDO = flags.DEFINE_integer('undo', None, 'The number of an edit to take back, as --list prints it.')
+UNDO = flags.DEFINE_integer('undo', None, 'The number of an edit to undo, as --list prints it.')
 REACH = flags.DEFINE_float(
-  'reach', 1.0, 'Radius of the ball, as a part of the distance to the nearest example whose answer should stay.'
+  'reach', 1.0, 'Radius of the ball, divided by the distance to the nearest example whose answer should stay.'
 )
 MARGIN = flags.DEFINE_float(
   'margin', None, "Lead of the new answer's logit over all others. Default: 16 for images, 4 for texts."

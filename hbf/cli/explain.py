@@ -17,7 +17,7 @@ SEED_RUN = flags.DEFINE_multi_string(
   'seed_run', [], 'A run of the same network with another seed, after `hbf explain` of that run. May be repeated.'
 )
 OOD = flags.DEFINE_multi_string(
-  'ood', [], 'A data set or a folder of images with other classes. The flag may be repeated.'
+  'ood', [], 'A data set, or a folder of images, with other classes than the run. The flag may be repeated.'
 )
 CHECKPOINT, AVERAGE = cli.define_checkpoint('Explain')
 MOVED = cli.define_moved()

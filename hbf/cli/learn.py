@@ -16,7 +16,7 @@ IMAGES = flags.DEFINE_string(
   'images', '', 'Folder with a subfolder of images for each new class. The subfolder has the name of the class.'
 )
 LIST = flags.DEFINE_boolean('list', False, "Print the run's learned classes.")
-FORGET = flags.DEFINE_string('forget', '', 'The name of a learned class to take back.')
+FORGET = flags.DEFINE_string('forget', '', 'The name of a learned class to remove.')
 CHECKPOINT, AVERAGE = cli.define_checkpoint('Use')
 MOVED = cli.define_moved()
 

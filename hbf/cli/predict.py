@@ -1,4 +1,4 @@
-"""Answer your own images with the model of a run or an exported model: by classes, labels or values.
+"""Predict classes, labels or values of your own images, with the model of a run or an exported model.
 
 hbf predict --workdir=runs/flowers holiday.jpg garden/
 """

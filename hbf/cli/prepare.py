@@ -12,7 +12,7 @@ from hbf.errors import in_one_line
 def main(arguments: Sequence[str] | None = None) -> int:
   """Run the command and return its exit status."""
   parser = Parser('hbf prepare', 'Prepare a data set.')
-  parser.add_argument('name', metavar='NAME', help='a data set such as cifar10; an unknown name lists all')
+  parser.add_argument('name', metavar='NAME', help='a data set such as cifar10; an unknown name prints all names')
   parser.add_argument('--archive', metavar='FILE', help='local archive; without it the official one is downloaded')
   parser.add_argument('--dir', metavar='DIR', default='~/tensorflow_datasets', help='default: %(default)s')
   flags = parser.parse_args(arguments)

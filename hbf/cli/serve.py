@@ -1,4 +1,4 @@
-"""Answer images over HTTP with the model of a run or an exported model.
+"""Classify images over HTTP with the model of a run or an exported model.
 
 hbf serve --workdir=runs/flowers --port=8000
 """

@@ -180,8 +180,8 @@ class HyperBFCenters(CheckedModule):
     coefficients: 'constant': the coefficients are c_a. 'linear': they are (u_a·x + w_a) c_a with learned u_a and w_a,
       a linear function of the token x. A token then costs 6 A D operations. With kernel 'ball_silu' and radius
       'relative', the stage equals a SwiGLU on tokens of norm √d.
-    centers_init: initial values of the centers. 'normal': normal numbers. 'tokens': tokens drawn from those seen at
-      initialization. 'kmeans': k-means centers of these tokens.
+    centers_init: initial values of the centers. 'normal': Gaussian random numbers. 'tokens': tokens drawn from those
+      seen at initialization. 'kmeans': k-means centers of these tokens.
     coefficients_scale: root mean square of the stage's output at initialization.
     nested: True to train the first centers to work without the others too (`hbf.models.nested`; after nested dropout,
       Rippel et al. 2014). In training, every image is given all centers with probability 1/2, and else only the first

@@ -86,9 +86,9 @@ def mimetic(
 ) -> tuple[Float[Array, 'D D'], Float[Array, 'D D']]:
   """Draw weights of queries and keys so that Wq Wkᵀ ≈ αZ + βI in every head (Trockman & Kolter 2023, section 4).
 
-  Every head has its own Z, with normal numbers of variance 1/D. The product Wq Wkᵀ of a head has rank d = D/heads. It
-  is the best approximation of αZ + βI of this rank, from the singular value decomposition. Wq and Wk each contain the
-  square roots of the singular values.
+  Every head has its own Z, with Gaussian random numbers of variance 1/D. The product Wq Wkᵀ of a head has rank
+  d = D/heads. It is the best approximation of αZ + βI of this rank, from the singular value decomposition. Wq and Wk
+  each contain the square roots of the singular values.
 
   Returns:
     The matrices Wq and Wk [D, D]. Each head has D/heads columns of both.
