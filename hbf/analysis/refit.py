@@ -242,7 +242,7 @@ class Problem:
     tail: f, the part of the network after the layer.
     loss: ℓ, the loss of each image.
     inputs: r, the A inputs of the layer and a 1 for its bias, [n, N, A + 1].
-    rest: y, the tokens without the output of the layer, [n, N, D].
+    rest: y, the part of f's input that the layer's output is added to, [n, N, D]. So f gets the tokens y + r W.
     targets: the targets of the loss, [n, classes].
   """
 

@@ -308,7 +308,7 @@ def _make_trials(
   method: Method,
   workdir: pathlib.Path,
 ) -> tuple[list[Trial], _Trials]:
-  """Return the trials with the indices `numbers` of all arms, ordered by index, and a grid with a run for each trial.
+  """Return the trials `numbers` of every arm, ordered by index, and the grid (arms and seeds) of their runs.
 
   `before` holds the trials that the folder already has. The reference arm of these trials stays the reference arm.
   The request must have the same config as these trials.

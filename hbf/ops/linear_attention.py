@@ -77,7 +77,7 @@ def feature_map(
 
 
 def orthogonal_projections(rng: np.random.Generator, count: int, d: int) -> np.ndarray:
-  """Draw rows ω of numbers from a normal distribution, in groups of d orthogonal rows (Choromanski et al. 2021, section 2.4).
+  """Draw rows ω from a normal distribution, in groups of d orthogonal rows (Choromanski et al. 2021, section 2.4).
 
   Each row alone has the distribution N(0, I), like independent rows. So φ(q)·φ(k) has the same expected value as with
   independent rows. It varies less, because the rows are orthogonal.

@@ -102,9 +102,9 @@ class Supervisor:
   received: list[int] = dataclasses.field(default_factory=list)
 
   def run(self, coordinator: str, processes: int) -> int:
-    """Run one child after another, one in each round. Return the exit status of the last child.
+    """Run a child in each round, until a child ends for another reason than a lost process. Return its exit status.
 
-    The last child is the first one that ends after a signal, or for another reason than a lost process.
+    After a signal there is no new round either.
 
     Args:
       coordinator: HOST:PORT of process 0 in the first round.

@@ -88,9 +88,10 @@ def rules_of(params: Any) -> Any:
 
 
 def matrices_of(params: Any) -> Any:
-  """Return the number of matrices in each parameter, as a tree like the parameters.
+  """Return the number of matrices for Muon in each parameter, as a tree like the parameters.
 
-  In the blocks, `Rule.matrices` defines the number. Outside the blocks, it is 0.
+  In the blocks, `Rule.matrices` defines the number. Outside the blocks, it is 0, because Muon treats only parameters
+  of the blocks as matrices.
   """
   shapes = {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
 

@@ -159,8 +159,8 @@ def init_state(
     objective: the objective of the run, with its task and its seed.
     resident: the arrays that stay in device memory.
     batch: the first batch.
-    given: parameters that replace random ones: subtrees of the parameters by the first name of their paths. None: all
-      are random.
+    given: parameters to take in place of random ones: a dict from a name at the top of the parameters, such as
+      'block0', to its subtree. None: all parameters are random.
   """
   inputs = objective.task.eval_batch(resident, batch).inputs
   params = model.init(jax.random.key(objective.seed), inputs, train=False)['params'] | (given or {})

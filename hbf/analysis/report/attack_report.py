@@ -25,7 +25,7 @@ Measured = Mapping[str, Any]
 
 
 def table(measured: Measured) -> str:
-  """Return a Markdown table with a row for each model and greatest change of a pixel, and notes below the table.
+  """Return a Markdown table with a row for each model and each number of `levels`, and notes below the table.
 
   Square may attack fewer images than APGD. Then the table has two columns on APGD: one for all images that APGD
   attacks, and one for the images that both attack. The columns on Square are about the images that both attack.

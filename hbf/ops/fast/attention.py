@@ -276,8 +276,8 @@ def short_parts(z: jax.Array, dtype: jnp.dtype, count: int) -> list[jax.Array]:
   """Split float32 numbers z into `count` arrays of a short type, such as bfloat16, whose sum is nearly z.
 
   The first array is z, rounded. Each further array is z minus the sum of the previous arrays, rounded. The sum of all
-  arrays differs from z only by the rounding error of the last array. So the sum of the products
-  with all arrays is nearly the product with z.
+  arrays differs from z only by the rounding error of the last array. So a matrix
+  product with z is nearly the sum of the products with the arrays.
   """
   kind, parts = jnp.finfo(dtype), []
   for _ in range(count):
