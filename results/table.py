@@ -31,6 +31,7 @@ COMPARISONS = (
   'small',
   'claim-three-seeds',
   'claim-controls',
+  'claim-tuned',
   'laptop',
   'rivals',
   'rivals-best',
