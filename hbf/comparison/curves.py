@@ -87,7 +87,8 @@ def draw_curves(grid: Grid, workdir: pathlib.Path, path: pathlib.Path) -> None:
       kind = next(arm for arm in grid.arms if arm.group == group).kind
       panels = _panel(logs, 'train', kind.loss_score), _held_out_panel(logs, kind)
       colors = _colors(list(logs), panels[-1])
-      row[0].set_title(f'{group}, mean and range over the seeds', loc='left')
+      seeds = f'seed {grid.seeds[0]}' if len(grid.seeds) == 1 else 'mean and range over the seeds'
+      row[0].set_title(f'{group}, {seeds}', loc='left')
       for axis, panel in zip(row, panels, strict=True):
         axis.set(xlabel='epoch', ylabel=f'{panel.name} {panel.score.label}')
         _draw(axis, panel.curves, colors)
