@@ -36,12 +36,13 @@ COMPARISONS = (
   'rivals',
   'rivals-best',
   'text',
+  'text-muon',
   'text-long',
   'text-masked',
 )
 RATES = ('rates', 'rivals-rates', 'laptop-rates', 'laptop-rates-6', 'text-rates', 'text-trials')
 SEARCHES = ('search', 'search-patch8', 'search-width256')
-TUNED = ('claim-tune',)
+TUNED = ('claim-tune', 'text-muon-tune')
 # True if the table has a row for each block.
 EXPLAINED = {'cifar10-laptop-1': True, 'cifar10-laptop-2': False, 'cifar10-small-0': False}
 WINDOWS = ((100, 175), (200, 300), (300, 352))  # windows of steps in the runs of a search
@@ -119,11 +120,12 @@ def trials(name: str) -> str:
 def tuned(name: str) -> str:
   """Return the held-out scores of a search by `hbf compare --tune`: a row for each draw, and a column for each arm.
 
-  A draw gives all arms the same options.
+  A draw gives all arms the same options. Trials that were not run are left out.
   """
   draws: dict[int, dict[str, tune.Trial]] = {}
   for trial in tune.load_trials(ROOT / name / tune.TUNING):
-    draws.setdefault(trial.number, {})[trial.label] = trial
+    if trial.held_out is not None:
+      draws.setdefault(trial.number, {})[trial.label] = trial
   rows = []
   for number, arms in sorted(draws.items()):
     first, *_ = arms.values()
