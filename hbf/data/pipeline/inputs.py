@@ -236,6 +236,17 @@ def make_input(kind: str, source: Source, sharding: NamedSharding, workers: int,
   return DeviceInput(source, sharding) if is_resident else StreamInput(source, sharding, workers)
 
 
+def is_resident(kind: str, fits: bool) -> bool:
+  """Return True if the examples lie in device memory, for a kind of input: `device`, `stream` or `auto`.
+
+  `fits` is True if they are small enough for `auto` to put them there.
+
+  Raises:
+    UserError: the kind is unknown.
+  """
+  return choose('data.input', kind, {'auto': fits, 'device': True, 'stream': False})
+
+
 def abstract_resident(
   kind: str,
   count: int,
@@ -301,7 +312,7 @@ def _is_resident(
   kind: str, count: int, image_shape: tuple[int, ...], sharding: NamedSharding, resident_bytes: int
 ) -> bool:
   device_bytes = _pad_count(count, sharding) // _shards(sharding) * math.prod(image_shape)
-  return choose('data.input', kind, {'auto': device_bytes <= resident_bytes, 'device': True, 'stream': False})
+  return is_resident(kind, device_bytes <= resident_bytes)
 
 
 def _shards(sharding: NamedSharding) -> int:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,12 @@ from hbf.errors import UserError
 def token_type(tokenizer: Tokenizer) -> np.dtype:
   """Return the smallest unsigned integer type that can hold every token."""
   return np.min_scalar_type(tokenizer.vocabulary - 1)
+
+
+def encode_pieces(tokenizer: Tokenizer, text: bytes) -> Iterator[np.ndarray]:
+  """Yield the tokens of consecutive pieces of a text, in the type `token_type`."""
+  for piece in split_text(text):
+    yield tokenizer.encode(piece).astype(token_type(tokenizer))
 
 
 def through_cache(
@@ -57,8 +63,7 @@ def _write(text_by_split: Mapping[str, bytes], tokenizer: Tokenizer, folder: pat
   counts = {split: 0 for split in text_by_split}
   for split, text in text_by_split.items():
     with temporary(str(folder)) as file:
-      for piece in split_text(text):
-        tokens = tokenizer.encode(piece).astype(token_type(tokenizer))
+      for tokens in encode_pieces(tokenizer, text):
         counts[split] += len(tokens)
         file.write(tokens.tobytes())
       file.flush()

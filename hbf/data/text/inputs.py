@@ -12,11 +12,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from hbf.data.pipeline import host
 from hbf.data.pipeline.host import HostBatch
-from hbf.data.pipeline.inputs import Batch, Input, ResidentInput
+from hbf.data.pipeline.inputs import Batch, Input, ResidentInput, is_resident
 from hbf.data.pipeline.order import TrainOrder, step_keys
 from hbf.data.pipeline.workers import read_in_threads
 from hbf.data.text.windows import LARGEST, Text, Tokens, draw_starts
-from hbf.errors import UserError, choose
+from hbf.errors import UserError
 
 
 class ShiftedOrder(TrainOrder):
@@ -130,8 +130,7 @@ def _is_resident(kind: str, source: Text, resident_bytes: int) -> bool:
       f'a text has {len(source.tokens):,} tokens; expected at most {LARGEST - source.length:,} in device memory: set '
       'data.input to auto or stream'
     )
-  is_small = fits and source.tokens.nbytes <= resident_bytes
-  return choose('data.input', kind, {'auto': is_small, 'device': True, 'stream': False})
+  return is_resident(kind, fits and source.tokens.nbytes <= resident_bytes)
 
 
 @functools.partial(jax.jit, static_argnames=('seed', 'tokens', 'length'))

@@ -16,8 +16,8 @@ from hbf.data.datasets import refuse_test_on_train
 from hbf.data.images import prepare, prepared
 from hbf.data.images.files import list_folder
 from hbf.data.registry import DataRequest, Opener
-from hbf.data.text.cached import through_cache, token_type
-from hbf.data.text.tokenizers import Tokenizer, learn_tokenizer, split_text
+from hbf.data.text.cached import encode_pieces, through_cache
+from hbf.data.text.tokenizers import Tokenizer, learn_tokenizer
 from hbf.errors import UserError
 
 TEST_PART = 0.1  # fraction at the end of a text that becomes the test split, if the text has no splits
@@ -103,7 +103,7 @@ def identity_of(texts: Texts) -> dict[str, Any]:
 
 def _encode(tokenizer: Tokenizer, text: bytes) -> np.ndarray:
   """Return the tokens of a text, [L], in the smallest unsigned integer type that can hold every token."""
-  return np.concatenate([tokenizer.encode(piece).astype(token_type(tokenizer)) for piece in split_text(text)])
+  return np.concatenate([*encode_pieces(tokenizer, text)])
 
 
 def _as_texts(opened: Any, name: str) -> dict[str, bytes]:

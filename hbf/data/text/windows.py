@@ -38,7 +38,7 @@ class Text:
   @property
   def fits_32_bits(self) -> bool:
     """True if int32 can hold the positions up to one window beyond the end of the text."""
-    return len(self.tokens) + self.length <= LARGEST
+    return fits_32_bits(len(self.tokens), self.length)
 
 
 @jax.tree_util.register_dataclass
@@ -68,6 +68,11 @@ def check_length(what: str, tokens: int, length: int) -> None:
       f'{what} has {tokens:,} tokens, a window has {length:,}: expected more tokens than in a window; set a smaller '
       'data.length, or take a longer text'
     )
+
+
+def fits_32_bits(tokens: int, length: int) -> bool:
+  """Return True if int32 can hold all positions up to one window of `length` tokens beyond the end of a text."""
+  return tokens + length <= LARGEST
 
 
 def count_windows(tokens: int, length: int) -> int:
@@ -132,7 +137,7 @@ def draw_starts(key: jax.Array, index: jax.Array, tokens: int, length: int) -> j
   Returns:
     Positions [B], int32, or int64 if 32 bits are too few. Then 64-bit types must be enabled in JAX.
   """
-  dtype = jnp.int32 if tokens + length <= LARGEST else jnp.int64
+  dtype = jnp.int32 if fits_32_bits(tokens, length) else jnp.int64
   places, count = tokens - length, count_windows(tokens, length)
 
   def draw(number: jax.Array) -> jax.Array:
