@@ -170,9 +170,9 @@ def step_parts(options: argparse.Namespace) -> Iterator[Part]:
 def steps(width: int, batch: int, rounds: int) -> Rows:
   """Return a row with the time of a train step for each model. If a model does not compile, its row has the error."""
   trainers, failed = {}, []
-  for model in MODELS:
+  for model, program in step.compile_all(MODELS, width, batch, STEP_DTYPE).items():
     try:
-      trainers[model] = step.make(model, width, batch, STEP_DTYPE)
+      trainers[model] = program.result()
     except Exception as error:  # compilers raise errors of any type
       failed.append({'model': model, 'width': width, 'batch': batch, 'error': failure(error)})
   rows = step.measure(trainers, width, batch, STEP_DTYPE, rounds) if trainers else []

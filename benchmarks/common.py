@@ -18,6 +18,7 @@ from hbf.training.machine import commit, device_name, versions
 from hbf.training.workdir import replace_text
 
 Thunk = Callable[[], Any]
+THREADS = 8  # threads that compile
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:

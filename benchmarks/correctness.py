@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.common import attempt, filled
+from benchmarks.common import THREADS, attempt, filled
 from hbf.errors import UserError
 from hbf.hardware.hlo import count_kernels
 from hbf.models.build import DTYPES
@@ -28,7 +28,6 @@ Operator = Callable[[Arrays], jax.Array]
 TOLERANCES = {'float32': 5e-3, 'bfloat16': 3e-2}
 ROUNDED = ('points', 'centers', 'coefficients')  # arrays in the checked type; others stay float32
 BATCH, HEADS = 2, 2  # sizes of attention
-THREADS = 8  # threads that compile
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,12 +6,13 @@ python -m benchmarks.step --models hyperbf:pallas,hyperbf         # NAME:IMPLEME
 """
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent import futures
 from typing import Any
 
 import jax
 
-from benchmarks.common import alternate, matmul, parser, ratios, report, spread
+from benchmarks.common import THREADS, alternate, matmul, parser, ratios, report, spread
 from benchmarks.models import Trainer, make_trainer
 from hbf.models.build import DTYPES
 from hbf.training.machine import keep_freed_memory
@@ -34,9 +35,16 @@ def main() -> None:
   rows = []
   for case in options.cases.split(','):
     width, batch = map(int, case.split('x'))
-    trainers = {name: make(name, width, batch, options.dtype) for name in options.models.split(',')}
+    programs = compile_all(options.models.split(','), width, batch, options.dtype)
+    trainers = {name: program.result() for name, program in programs.items()}
     rows += measure(trainers, width, batch, options.dtype, options.rounds)
   report('step', f'Train step, {DEPTH} blocks, 32×32 images, patch 4, {options.dtype}', rows, options.out)
+
+
+def compile_all(models: Sequence[str], width: int, batch: int, dtype: str) -> dict[str, futures.Future[Trainer]]:
+  """Return `make` of each model. The programs compile at the same time, because a GPU's compiler takes minutes."""
+  with futures.ThreadPoolExecutor(THREADS) as pool:
+    return {model: pool.submit(make, model, width, batch, dtype) for model in models}
 
 
 def make(model: str, width: int, batch: int, dtype: str) -> Trainer:
