@@ -83,6 +83,15 @@ TEXT_MUON = {
   'gpt-swiglu': 'vit model.stage2.activation=swiglu',
 }
 MUON = ('--config.optimizer.name=muon', '--config.optimizer.learning_rate=8e-3')
+# The arms of preset 'rivals-muon', and the space of its search. Each arm has options of its own.
+RIVALS_MUON = {'hyperbf': f'hyperbf {LINEAR_BALLS}', 'gmlp': 'gmlp'}
+RIVALS_MUON_SPACE = (
+  'optimizer.learning_rate=4e-3..3e-2',
+  'optimizer.weight_decay=0.01..0.3',
+  'hyperbf: model.stage1.relative_positions=gaussian|adaptive',
+  'hyperbf: model.heads=4|8',
+  'gmlp: model.stage1.activation=gelu|silu',
+)
 # HyperBF, its rivals, and controls that isolate the cause of an advantage. The number of centers of the first arm
 # sets the number of parameters of all arms.
 CONTROLS = {
@@ -274,6 +283,24 @@ PRESETS = {
     overrides=RIVALS,
     like='vit',
     operations='match',
+  ),
+  # HyperBF with ball kernels against gMLP, trained by Muon. Use `--tuned` after 'rivals-muon-tune'.
+  'rivals-muon': Comparison(
+    configs=('configs/cifar10.py:recipe=small',),
+    arms=_arms(RIVALS_MUON),
+    seeds=(0, 1, 2),
+    overrides=(*RIVALS, *MUON),
+    like='vit',
+    operations='match',
+  ),
+  # The search for 'rivals-muon' with `--tune=8`, on held-out images. A trial is as long as a final run.
+  'rivals-muon-tune': Comparison(
+    configs=('configs/cifar10.py:recipe=small',),
+    arms=_arms(RIVALS_MUON),
+    overrides=(*RIVALS, *MUON, '--config.data.validation=0.1'),
+    like='vit',
+    operations='match',
+    space=RIVALS_MUON_SPACE,
   ),
   # Every model, with mean pooling, because some models have no class token. It takes two hours on two cores.
   'rivals': Comparison(
