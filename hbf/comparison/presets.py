@@ -90,7 +90,7 @@ RIVALS_MUON_SPACE = (
   'optimizer.weight_decay=0.01..0.3',
   'hyperbf: model.stage1.relative_positions=gaussian|adaptive',
   'hyperbf: model.heads=4|8',
-  'gmlp: model.stage1.activation=gelu|silu',
+  'gmlp: model.stage1.activation=relu|gelu',
 )
 # HyperBF, its rivals, and controls that isolate the cause of an advantage. The number of centers of the first arm
 # sets the number of parameters of all arms.
