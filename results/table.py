@@ -32,6 +32,7 @@ COMPARISONS = (
   'claim-three-seeds',
   'claim-controls',
   'claim-tuned',
+  'claim-h100',
   'laptop',
   'rivals',
   'rivals-best',
@@ -62,6 +63,9 @@ BENCHMARKS = {
   'chaos': (),
   'nanogpt-loss': (),
   'nanogpt': (),
+  'h100-step': (),
+  'h100-models': ('model', 'parameters', 'step, ms', 'images/s', 'time / vit', 'of matmul rate', 'temporary MB'),
+  'h100-correctness': (),
   'serve': (),
   'serve-memory': ('clients', 'answers/s', 'wrong', 'refused (503)', 'lost', 'memory, MB', 'memory, last/first'),
 }
@@ -145,8 +149,10 @@ def _mean(values: list[float]) -> str:
 
 
 def benchmark(name: str, columns: tuple[str, ...]) -> str:
-  """Return the title and the table of a benchmark. If `columns` is (), the table has all columns."""
-  return format_report(json.loads((ROOT / 'benchmarks' / f'{name}.json').read_text()), columns)
+  """Return the title and the table of a benchmark, or of each of its parts. `columns` is () for all columns."""
+  measured = json.loads((ROOT / 'benchmarks' / f'{name}.json').read_text())
+  parts = [{**measured, **part} for part in measured.get('parts', [measured]) if 'rows' in part]
+  return '\n\n'.join(format_report(part, columns) for part in parts)
 
 
 def growth() -> str:
