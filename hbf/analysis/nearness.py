@@ -7,7 +7,7 @@ from hbf.analysis.outlier_scores import greatest
 from hbf.analysis.trained_run import TrainedRun
 
 
-def nearness(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
+def image_nearness(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
   """Measure how near the tokens of each image are to the centers.
 
   The nearness is the mean, over the tokens of an image, of the greatest log K over the centers. If K may be 0 or

@@ -225,14 +225,16 @@ class ImageTask(Task):
   def measure(self, config: ConfigDict, train: Input | None) -> ConfigDict:
     """Return the config with `data.mean` and `data.std`.
 
-    If `train` is None, each mean is 1/2 and each standard deviation is 1/4. Otherwise, both are measured if the
-    config does not have them yet.
+    The config keeps its values if it has them. Otherwise both are measured. If `train` is None, each mean is 1/2 and
+    each standard deviation is 1/4.
     """
     resolved = config.copy_and_resolve_references()
+    if config.data.mean:
+      return resolved
     if train is None:
       channels = self.shape[-1]
       resolved.data.update(mean=(0.5,) * channels, std=(0.25,) * channels)
-    elif not config.data.mean:
+    else:
       assert isinstance(train, ImageInput)
       resolved.data.mean, resolved.data.std = levels.statistics(*train.sums())
     return resolved

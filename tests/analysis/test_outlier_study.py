@@ -10,7 +10,7 @@ from PIL import Image
 from scipy import stats
 
 from hbf.analysis import attack_study, outlier_study, outlier_tokens
-from hbf.analysis.nearness import nearness
+from hbf.analysis.nearness import image_nearness
 from hbf.analysis.ood_images import load_ood_images
 from hbf.analysis.outlier_study import made_up, scrambled
 from hbf.analysis.outlier_tokens import CENTERS, GREATEST, MEANS, TOKENS
@@ -57,7 +57,7 @@ def test_scores_of_tokens_are_those_of_the_captured_arrays(made, run, images):
   found = outlier_tokens.scores(run, fitted, images)
   np.testing.assert_allclose(found.logits, run.logits(images), rtol=1e-4, atol=1e-4)
   (_, seen), *_ = run.capture_batches(images)
-  for block, near in nearness(run, images).items():
+  for block, near in image_nearness(run, images).items():
     np.testing.assert_allclose(found.tokens[GREATEST][block], near, rtol=1e-4)
     log_k = np.asarray(seen.log_kernels[block], np.float64)[:16]
     expected = np.log(np.exp(log_k).mean(axis=-1)).mean(axis=-1)

@@ -20,7 +20,7 @@ from hbf.analysis.centers import (
   random_tokens,
 )
 from hbf.analysis.heads import heads, maps, patch_distances, token_differences
-from hbf.analysis.nearness import nearness
+from hbf.analysis.nearness import image_nearness
 from hbf.analysis.sigmas import summarize_sigmas
 from hbf.analysis.trained_run import TrainedRun
 from hbf.analysis.weights import attention_weights
@@ -79,7 +79,7 @@ def test_nearest_patches_are_those_of_brute_force(run, images):
     moved = project_centers(run, images, found)[block]['stage2']['centers'][0]
     np.testing.assert_allclose(moved, points[nearest[:, 0], tokens[:, 0]], rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(
-    nearness(run, images)['block1'], log_kernels(run, images, 'block1')[0].max(-1).mean(-1), rtol=1e-4
+    image_nearness(run, images)['block1'], log_kernels(run, images, 'block1')[0].max(-1).mean(-1), rtol=1e-4
   )
 
 
@@ -227,7 +227,7 @@ def test_sigmas_are_summarized_with_their_values_at_init(made, images):
 
 def test_a_model_without_centers_or_kernels_has_none(made, images):
   mixer = made('model=mixer')
-  assert census(mixer, images) == {} and nearness(mixer, images) == {} and summarize_sigmas(mixer, images) == {}
+  assert census(mixer, images) == {} and image_nearness(mixer, images) == {} and summarize_sigmas(mixer, images) == {}
   assert heads(mixer, images) == {}
 
 

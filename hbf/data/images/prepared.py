@@ -92,7 +92,7 @@ def find(name: str, directory: str) -> epath.Path | None:
   except ImportError as error:
     raise UserError(
       f'{directory} cannot be read ({error}); expected a folder, or a bucket and the package that reads it: '
-      'for gs:// do `pip install gcsfs`'
+      'for gs:// do `pip install "hbf[gs]"`'
     ) from error
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from hbf.analysis.nearness import nearness
+from hbf.analysis.nearness import image_nearness
 from hbf.analysis.report.drawing import legend, panel
 from hbf.analysis.report.page import Drawing, PageTable, Paragraph, Section
 from hbf.analysis.trained_run import TrainedRun
@@ -47,7 +47,7 @@ def section(run: TrainedRun, others: Mapping[str, np.ndarray]) -> Section:
     parts.append(_histogram(inside[RESPONSE], {name: scores[RESPONSE] for name, scores in outside.items()}))
   else:
     parts.append(Paragraph('This model has no centers, so it has no greatest response.'))
-  command = 'hbf.evaluation.outliers.separation(inside, outside); hbf.analysis.nearness.nearness(run, images)'
+  command = 'hbf.evaluation.outliers.separation(inside, outside); hbf.analysis.nearness.image_nearness(run, images)'
   return Section('outliers', 'Out of distribution', parts, numbers, command)
 
 
@@ -57,7 +57,7 @@ def _scores(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
   Test images should have greater scores than out-of-distribution images.
   """
   logits = run.logits(images)
-  near = nearness(run, images)
+  near = image_nearness(run, images)
   scores = {SOFTMAX: softmax_score(logits), ENERGY: energy_score(logits)}
   if near:
     scores[RESPONSE] = np.mean(list(near.values()), axis=0)
