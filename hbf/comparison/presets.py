@@ -252,6 +252,15 @@ PRESETS = {
     operations='2e12',
     space=('optimizer.learning_rate=2e-3..2e-2', 'optimizer.weight_decay=0.01..0.3'),
   ),
+  # The arms of 'text-muon' with the parameters of nanoGPT's GPT. Use `--tuned` after 'text-muon-tune'.
+  'text-muon-nanogpt': Comparison(
+    configs=('configs/shakespeare.py:recipe=characters',),
+    arms=_arms(TEXT_MUON),
+    seeds=(3, 4, 5),
+    overrides=MUON,
+    like=f'gpt: {TEXT_MUON["gpt-places"]}',
+    operations='match',
+  ),
   # As many steps as in 'text'. A step has ten times as many tokens, in windows that are four times as long.
   'text-long': Comparison(
     configs=('configs/shakespeare.py:recipe=characters',),
