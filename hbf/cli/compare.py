@@ -45,8 +45,8 @@ WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the comparison.', requ
 DEVICES = flags.DEFINE_string(
   'devices',
   '',
-  'Devices with one run at a time on each: gpu:0,gpu:1, or cores such as cpu:0,cpu:1. Default: each run uses all '
-  'devices.',
+  'Devices with one run at a time on each: gpu:0,gpu:1, or cores such as cpu:0,cpu:1. A GPU that is given several '
+  'times has several runs at a time. Default: each run uses all devices.',
 )
 MATCH = flags.DEFINE_boolean(
   'match', True, 'Give every arm as many parameters as the first, within 1%, by its number of centers or units.'

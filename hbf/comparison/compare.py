@@ -22,7 +22,7 @@ def compare(request: Comparison, workdir: pathlib.Path, devices: Sequence[Device
   Args:
     request: the configs, arms and seeds.
     workdir: folder of the comparison.
-    devices: devices for the runs, one run at a time on each.
+    devices: devices for the runs, one run at a time for each entry.
 
   Returns:
     False if a requested run failed. Otherwise True, also if a signal stopped the comparison.

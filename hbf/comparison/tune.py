@@ -125,7 +125,7 @@ def tune(
     request: the arms, the space and the config.
     count: number of trials for each arm.
     workdir: folder of the search.
-    devices: devices for the runs, one run at a time on each.
+    devices: devices for the runs, one run at a time for each entry.
     method: the method of the search.
 
   Returns:

@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from hbf.comparison.compare import compare
-from hbf.comparison.devices import ALLOTMENTS, Device, parse_devices
+from hbf.comparison.devices import ALLOTMENTS, RESERVE, Device, parse_devices
 from hbf.comparison.grid import Comparison, Grid, arms_with_own_epochs, check_runs, make_grid, parse_seeds, with_arms
 from hbf.comparison.presets import PRESETS
 from hbf.errors import UserError
@@ -194,7 +194,7 @@ def test_seeds_and_devices_are_lists():
   for text in ('0, 1', 'a', '-1', '1,'):
     with pytest.raises(UserError, match='not a list of numbers'):
       parse_seeds(text)
-  for text, message in (('gpu', 'not like gpu:0'), ('gpu:0,gpu:0', 'twice'), ('cpu:4711', 'not a core')):
+  for text, message in (('gpu', 'not like gpu:0'), ('cpu:0,cpu:0', 'core twice'), ('cpu:4711', 'not a core')):
     with pytest.raises(UserError, match=message):
       parse_devices(text)
 
@@ -219,6 +219,14 @@ def test_gpus_are_counted_among_those_that_are_allotted(allot, name, allotted):
 
 def test_where_nothing_is_allotted_gpus_are_counted_as_they_are(allot):
   assert Device('gpu', 3).environment() == {'CUDA_VISIBLE_DEVICES': '3'}
+
+
+def test_several_runs_share_a_gpu_that_is_given_several_times(allot, monkeypatch):
+  monkeypatch.delenv(RESERVE, raising=False)
+  *both, alone = [device.environment() for device in parse_devices('gpu:0,gpu:0,gpu:1')]
+  assert both == [{'CUDA_VISIBLE_DEVICES': '0', RESERVE: 'false'}] * 2 and alone == {'CUDA_VISIBLE_DEVICES': '1'}
+  allot(**{RESERVE: 'true'})
+  assert parse_devices('gpu:0,gpu:0')[0].environment() == {'CUDA_VISIBLE_DEVICES': '0'}
 
 
 def test_an_allotment_of_no_gpu_has_none(allot):
