@@ -152,7 +152,7 @@ class Grid:
 def with_arms(preset: Comparison, arms: Sequence[str]) -> Comparison:
   """Return a preset with other arms, or with its own arms if none are given.
 
-  Parameters and operations are still matched to the preset's first arm. So an arm's numbers of units and epochs do
+  Parameters and operations are still matched to the same arm as in the preset. So an arm's numbers of units and epochs do
   not depend on the other arms that are run.
 
   Args:
@@ -165,7 +165,7 @@ def with_arms(preset: Comparison, arms: Sequence[str]) -> Comparison:
   chosen = tuple(own.get(arm, arm) for arm in arms)
   others = own.keys() - {label_of(arm) for arm in chosen}
   space = tuple(line for line in preset.space if line.partition(':')[0] not in others)
-  return dataclasses.replace(preset, arms=chosen, like=preset.arms[0], space=space)
+  return dataclasses.replace(preset, arms=chosen, like=preset.like or preset.arms[0], space=space)
 
 
 def make_grid(request: Comparison, before: Grid = Grid()) -> Grid:

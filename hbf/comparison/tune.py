@@ -250,7 +250,8 @@ def with_best(request: Comparison, path: pathlib.Path) -> Comparison:
   if used := {trial.seed for trials in arms.values() for trial in trials} & {*request.seeds}:
     raise UserError(f'a trial of {path} used seed {min(used)}: give --seeds that no trial used')
   texts = {}
-  for text in dict.fromkeys((*request.arms, *filter(None, [request.like]))):
+  like = [request.like] if label_of(request.like) in arms else []  # an arm that was not searched keeps its options
+  for text in dict.fromkeys((*request.arms, *like)):
     label = label_of(text)
     trials = choose(f'arm of {path}', label, arms)
     if trials[0].arm != text:
@@ -264,7 +265,7 @@ def with_best(request: Comparison, path: pathlib.Path) -> Comparison:
     counts = ', '.join(f'{label} {count}' for label, count in settled.items())
     raise UserError(f'the arms of {path} have different numbers of trials ({counts}): run --tune again with all arms')
   return dataclasses.replace(
-    request, arms=tuple(texts[text] for text in request.arms), like=texts[request.like] if request.like else ''
+    request, arms=tuple(texts[text] for text in request.arms), like=texts.get(request.like, request.like)
   )
 
 

@@ -265,6 +265,7 @@ def test_one_arm_of_a_preset_has_the_parameters_that_it_has_beside_the_others(di
   whole = make_grid(preset).arms
   assert make_grid(with_arms(preset, ['gmlp'])).arms == whole[2:]
   assert make_grid(with_arms(preset, ['wide', 'other: gmlp'])).arms[0] == whole[1]
+  assert with_arms(dataclasses.replace(preset, like='mixer'), ['gmlp']).like == 'mixer'
   alone = make_grid(Comparison(preset.configs, ('gmlp',), (0,), preset.overrides)).arms
   assert alone != whole[2:]  # or this would test nothing
   assert make_grid(with_arms(preset, ['gmlp']), Grid(whole[2:], (0,))).arms == whole[2:]  # the same command again

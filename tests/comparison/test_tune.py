@@ -119,6 +119,8 @@ def test_a_search_is_equal_and_its_best_goes_on_with_fresh_seeds(asked, search, 
   assert config.model.stage2.activation == 'gelu'
   alone = tune.with_best(with_arms(asked, ['gelu']), tmp_path / 'search' / 'tuning.json')
   assert (alone.arms, alone.like) == (tuned.arms[1:], tuned.arms[0])
+  beside = tune.with_best(dataclasses.replace(asked, like='vit'), tmp_path / 'search' / 'tuning.json')
+  assert (beside.arms, beside.like) == (tuned.arms, 'vit')  # the arm that gives the sizes was not searched
 
 
 def test_a_search_goes_on_with_what_is_missing(asked, search, tmp_path):
