@@ -152,8 +152,8 @@ class Grid:
 def with_arms(preset: Comparison, arms: Sequence[str]) -> Comparison:
   """Return a preset with other arms, or with its own arms if none are given.
 
-  Parameters and operations are still matched to the same arm as in the preset. So an arm's numbers of units and epochs do
-  not depend on the other arms that are run.
+  Parameters and operations are still matched to the same arm as in the preset. So an arm's numbers of units and
+  epochs do not depend on the other arms that are run.
 
   Args:
     preset: the preset.
