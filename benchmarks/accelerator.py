@@ -5,7 +5,7 @@ python -m benchmarks.accelerator --cases 192x1024,384x512,768x256 --minutes 20  
 python -m benchmarks.accelerator --parts resume --recipes small
 
 The parts, in order: errors of every fast implementation against float64 on the host, forward and backward, in float32
-and bfloat16; train steps of HyperBF, with two implementations of stage 2, and ViT; images/s of the recipes in
+and bfloat16; train steps of HyperBF, on a TPU also with its Pallas kernels, and ViT; images/s of the recipes in
 training; the share of the training time that is spent on waiting for input; and the difference between an interrupted
 run and an uninterrupted one. The JSON file is written after every part. A part is skipped if too little time is left.
 A part that fails reports its error.
@@ -45,7 +45,8 @@ from hbf.training.restore import restore
 
 Rows = list[dict[str, Any]]
 
-MODELS = ('hyperbf', 'hyperbf:pallas', 'vit')  # models whose train steps are timed
+# Models whose train steps are timed. On a GPU, those with Pallas are left out.
+MODELS = ('hyperbf', 'hyperbf:pallas', 'vit')
 STEP_DTYPE = 'bfloat16'
 EPOCHS, EXAMPLES = 100, 50_000  # recipe memo on CIFAR
 INPUTS = ('device', 'stream')
@@ -144,33 +145,40 @@ def text(part: dict[str, Any]) -> str:
 def correctness_parts(options: argparse.Namespace) -> Iterator[Part]:
   """Yield a part for each operator: the errors of its fast implementations.
 
-  Pallas comes last, because a crash may leave the device unusable.
+  Pallas comes last, because a crash may leave the device unusable. On a GPU it is left out.
   """
   tokens, heads = options.tokens, options.head_sizes
   groups = {
     'attention': correctness.attention_cases(heads, tokens),
     'linear attention': correctness.linear_cases(heads[0], tokens[-1]),
     'stage 2 in blocks': correctness.stage2_cases('xla', options.width, tokens, options.centers),
-    'stage 2 by Pallas': correctness.stage2_cases('pallas', options.width, tokens, options.centers),
   }
+  if runs_pallas():
+    groups['stage 2 by Pallas'] = correctness.stage2_cases('pallas', options.width, tokens, options.centers)
   for name, cases in groups.items():
     case_list = list(cases)
     title = f'Relative errors against float64: {name}'
     yield Part(title, len(DTYPES) * len(case_list), functools.partial(correctness.check, case_list))
 
 
+def runs_pallas() -> bool:
+  """Return True unless the device is a GPU. The Pallas kernels are for TPUs, and a CPU interprets them."""
+  return jax.default_backend() != 'gpu'
+
+
 def step_parts(options: argparse.Namespace) -> Iterator[Part]:
   """Yield a part for each width: the times of train steps, and their speed relative to a matrix product."""
+  models = [model for model in MODELS if runs_pallas() or not model.endswith(':pallas')]
   for width, batch in options.cases:
     choose('width', str(width), {str(known): known for known in step.HEADS})
     title = f'Train step, width {width}, {STEP_DTYPE}'
-    yield Part(title, len(MODELS), functools.partial(steps, width, batch, options.rounds))
+    yield Part(title, len(models), functools.partial(steps, models, width, batch, options.rounds))
 
 
-def steps(width: int, batch: int, rounds: int) -> Rows:
+def steps(models: Sequence[str], width: int, batch: int, rounds: int) -> Rows:
   """Return a row with the time of a train step for each model. If a model does not compile, its row has the error."""
   trainers, failed = {}, []
-  for model, program in step.compile_all(MODELS, width, batch, STEP_DTYPE).items():
+  for model, program in step.compile_all(models, width, batch, STEP_DTYPE).items():
     try:
       trainers[model] = program.result()
     except Exception as error:  # compilers raise errors of any type

@@ -26,23 +26,26 @@ from hbf.training.workdir import write_json
 
 RECORDS, FOLDER = pathlib.Path('results/hardware'), pathlib.Path('runs/hardware')
 TOPOLOGIES = {'tpu': ('v5e-1', 'v5e-16'), 'cuda': ('h200-1', 'h200-8')}
-# The two models that the project compares, and HyperBF with its fused kernel.
-COMPARED = (('hyperbf', 'xla'), ('vit', ''), ('hyperbf', 'pallas'))
+# By platform: the two models that the project compares, and HyperBF with its fused kernel, which is for TPUs.
+COMPARED = {
+  'tpu': (('hyperbf', 'xla'), ('vit', ''), ('hyperbf', 'pallas')),
+  'cuda': (('hyperbf', 'xla'), ('vit', '')),
+}
 _MB, _GB = 1e6, 1e9
 
 
 def cases(platform: str) -> Iterator[tuple[str, str, str, str, str]]:
   """Yield the cases, each as (topology, model, implementation of stage 2, recipe, type)."""
-  one, many = TOPOLOGIES[platform]
-  for model, form in COMPARED:
+  (one, many), compared = TOPOLOGIES[platform], COMPARED[platform]
+  for model, form in compared:
     yield one, model, form, 'memo', 'bfloat16'
-  for model, form in COMPARED:
+  for model, form in compared:
     yield many, model, form, 'memo', 'bfloat16'
   for model in MODELS:
-    if model not in dict(COMPARED):
+    if model not in dict(compared):
       yield one, model, '', 'memo', 'bfloat16'
   for recipe, dtype in (('small', 'bfloat16'), ('memo', 'float32')):
-    for model, form in COMPARED:
+    for model, form in compared:
       yield one, model, form, recipe, dtype
 
 

@@ -1,6 +1,6 @@
 """Time and temporary memory of stage 2 alone: the fast implementations against the plain one.
 
-python -m benchmarks.operator                                   # implementation xla; on a GPU or TPU also pallas
+python -m benchmarks.operator                                   # implementation xla; on a TPU also pallas
 python -m benchmarks.operator --forms xla,pallas --tokens 256 --centers 512 --rounds 2
 
 Temporary memory is the compiled program's request. On a CPU it leaves out allocations inside XLA's library fusions.
@@ -35,11 +35,10 @@ def main() -> None:
   flags.add_argument('--normalizations', default='layer,sum,none')
   flags.add_argument('--kernel', default='gaussian')
   flags.add_argument('--dtype', default='float32', choices=DTYPES)
-  on_cpu = jax.default_backend() == 'cpu'
   flags.add_argument(
     '--forms',
-    default='xla' if on_cpu else 'xla,pallas',
-    help='implementations; a CPU interprets pallas, which is slow',
+    default='xla,pallas' if jax.default_backend() == 'tpu' else 'xla',
+    help='implementations; pallas is for TPUs, and a CPU interprets it, which is slow',
   )
   options = flags.parse_args()
   keep_freed_memory()

@@ -2,7 +2,7 @@
 
 python -m benchmarks.step                                         # widths 192 and 768, float32
 python -m benchmarks.step --models hyperbf,vit,hyperbf+mlp --dtype bfloat16 --cases 768x1024
-python -m benchmarks.step --models hyperbf:pallas,hyperbf         # NAME:IMPLEMENTATION of stage 2
+python -m benchmarks.step --models hyperbf:pallas,hyperbf         # NAME:IMPLEMENTATION of stage 2; pallas is for TPUs
 """
 
 import statistics

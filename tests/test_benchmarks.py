@@ -1,5 +1,6 @@
 """Tests of the accelerator benchmark in toy size on a CPU, and of its messages about failures."""
 
+import argparse
 import json
 
 import jax
@@ -193,6 +194,15 @@ def test_bad_options_are_named_before_anything_runs(flag, said, monkeypatch):
   monkeypatch.setattr(accelerator, 'run', None)
   with pytest.raises(SystemExit, match=said):
     accelerator.main()
+
+
+@pytest.mark.parametrize(('platform', 'kernels'), [('gpu', 0), ('tpu', 1)])
+def test_kernels_for_tpus_are_left_out_on_a_gpu(platform, kernels, monkeypatch):
+  monkeypatch.setattr(jax, 'default_backend', lambda: platform)
+  options = argparse.Namespace(tokens=[9], centers=[12], width=16, head_sizes=[6], cases=[(64, 2)], rounds=2)
+  parts = [*accelerator.correctness_parts(options), *accelerator.step_parts(options)]
+  assert sum('Pallas' in part.title for part in parts) == kernels
+  assert parts[-1].programs == 2 + kernels  # hyperbf and vit
 
 
 def test_a_hidden_cpu_is_asked_for(monkeypatch):

@@ -65,7 +65,8 @@ def count_flops(function: Callable, *args: Any, costs: Costs = ARITHMETIC) -> in
   such as an exponential, takes one operation for each output. A sum or a maximum takes one for each input. Moves,
   comparisons, conversions and integer arithmetic take no operations. A loop counts as often as it runs, or once if
   the number of runs is unknown. A condition counts as its most expensive branch. `jax.lax.platform_dependent` counts
-  as its default branch. A Pallas kernel counts as its cost estimate, which leaves out the padding of its blocks.
+  as its last branch, which is the default if there is one. A Pallas kernel counts as its cost estimate, which leaves
+  out the padding of its blocks.
 
   Args:
     function: a function of arrays.

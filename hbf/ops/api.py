@@ -72,8 +72,8 @@ def hyperbf(
       sums for this point, those of the normalization included. Every point must see at least one center. None: all
       points see all centers.
     causal: True if point i sees centers 0 to i only.
-    implementation: 'xla', 'pallas' (fused kernels for a GPU or TPU) or 'plain' (the definition, with all
-      responses in memory). All give the same values and gradients. Forward mode (`jax.jvp`) needs 'plain'.
+    implementation: 'xla', 'pallas' (fused kernels for a TPU) or 'plain' (the definition, with all responses in
+      memory). All give the same values and gradients. Forward mode (`jax.jvp`) needs 'plain'.
 
   Returns:
     f(x) of every point, [..., N, V], in the type of the coefficients. Sums are computed in float32, or in float64 if

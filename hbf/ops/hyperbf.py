@@ -96,15 +96,16 @@ def hyperbf(
       sums for this point, those of the normalization included. Every point must see at least one center.
     causal: True if point i sees centers 0 to i only. A mask may hide some of these centers too.
     factors: g_a(x), broadcastable to [..., N, A]. The coefficient c_a becomes g_a(x) c_a. None: all factors are 1.
-    implementation: 'xla', 'pallas' (fused kernels) or 'plain' (the definition). Forward mode (`jax.jvp`) needs
-      'plain'. With a mask or with causal=True, all three names compute f in the same way.
+    implementation: 'xla', 'pallas' (fused kernels for a TPU) or 'plain' (the definition). Forward mode (`jax.jvp`)
+      needs 'plain'. With a mask or with causal=True, all three names compute f in the same way.
 
   Returns:
     f(x), [..., N, V] in the type of the coefficients. Sums are computed in float32, or in float64 if points, centers
     or coefficients are float64.
 
   Raises:
-    UserError: the implementation is unknown, sigma or beta is missing, or 'pallas' is chosen for float64 arrays.
+    UserError: the implementation is unknown, sigma or beta is missing, or 'pallas' is chosen for float64 arrays or
+      for a GPU.
   """
   points, centers, coefficients = _as_arrays(points, centers, coefficients)
   compute = fastest(hyperbf_plain, points, centers, coefficients, basis, mask, causal, implementation, factors)

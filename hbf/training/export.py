@@ -130,16 +130,16 @@ def image_task(about: Mapping[str, Any]) -> type[ImageTask]:
 
 
 def model_config(about: Mapping[str, Any]) -> ConfigDict:
-  """Return the `model` part of an exported config.json, translated to the keys of this code."""
-  return ConfigDict(current({'version': about['schema'], 'model': about['model']})['model'])
+  """Return the `model` part of an exported config.json, translated to the keys of this code, for any platform."""
+  config = ConfigDict(current({'version': about['schema'], 'model': about['model']})['model'])
+  if 'implementation' in config.stage2:
+    config.stage2.implementation = 'xla'  # the same sums; a Pallas kernel is for TPUs and one number of images
+  return config
 
 
 def _network(about: Mapping[str, Any]) -> nn.Module:
   """Return the module that an exported config.json describes."""
-  config = model_config(about)
-  if 'implementation' in config.stage2:
-    config.stage2.implementation = 'xla'  # the same sums; a Pallas kernel fits one platform and one number of images
-  model = build_model(config, len(about['classes']))
+  model = build_model(model_config(about), len(about['classes']))
   return EditedClassifier(model, about['edits']) if about.get('edits') else model
 
 

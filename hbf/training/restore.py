@@ -76,6 +76,8 @@ def restore(
   mesh, task = _make_mesh(jax.devices() if devices is None else devices, config), make_task(config, dataset)
   if dataset is None:
     check_data(workdir, task.identity())
+  if mesh.devices.flat[0].platform != 'tpu' and (config.model.stage2 or {}).get('implementation') == 'pallas':
+    config.model.stage2.implementation = 'xla'  # the same sums; the Pallas kernels are for TPUs
   model = task.make_model(config.model)
   abstract = abstract_params(model, task.shape)
   former = with_gone(abstract)

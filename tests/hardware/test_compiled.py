@@ -193,6 +193,17 @@ def test_a_batch_that_the_devices_cannot_share_is_refused(toy, here):
     describe_programs(toy(**{'train.batch_size': 30}), parse_topology('v5e-4'))
 
 
+def test_kernels_for_tpus_are_refused_for_absent_gpus(toy, here, monkeypatch):
+  made, gpu = jax.sharding.Mesh.abstract_mesh.func, jax.sharding.AbstractDevice('NVIDIA H200', 132, 'gpu')
+  monkeypatch.setattr(
+    jax.sharding.Mesh, 'abstract_mesh', property(lambda mesh: made(mesh).update(abstract_device=gpu))
+  )
+  monkeypatch.setattr(report, '_compile', None)
+  config = toy('model=hyperbf', **STATISTICS, **{'model.stage2.implementation': 'pallas'})
+  with pytest.raises(UserError, match='implementation pallas is for TPUs, and the platform is gpu'):
+    describe_programs(config, parse_topology('h200-1'))
+
+
 def test_cudnn_is_asked_of_the_chip_not_of_this_machine():
   """cuDNN needs a Hopper GPU for heads of more than 128 dimensions. JAX would ask this machine's GPU for its kind."""
   from jax._src.cudnn import fused_attention_stablehlo as cudnn

@@ -30,6 +30,11 @@ def test_a_case_is_recorded_and_adds_up(case):
       assert row['flops'] == pytest.approx(row['compiler_flops'], rel=0.05)
 
 
+def test_no_case_on_gpus_has_a_kernel_for_tpus():
+  assert {case[0].split('-')[0] for case in CASES if case[2] == 'pallas'} == {'v5e'}
+  assert {case.topology for case in SCALED if case.form} == {'v5e-16'}
+
+
 def test_nothing_else_is_recorded():
   assert {path.name for path in FOLDER.iterdir()} == {name_of(*case) for case in CASES}
   assert {path.name for path in scaling.RECORDS.iterdir()} == {case.file for case in SCALED}

@@ -61,14 +61,15 @@ def fastest(
     A function of (points, centers, coefficients, basis, mask, causal). It returns f(x), like the definition.
 
   Raises:
-    UserError: the implementation is unknown, sigma or beta is missing, or 'pallas' is chosen for float64 arrays.
+    UserError: the implementation is unknown, sigma or beta is missing, or 'pallas' is chosen for float64 arrays or
+      for a GPU.
   """
   summation = choose('implementation', implementation, IMPLEMENTATIONS)
   scale: Any = basis.scale(points.dtype)
   if factors is not None:  # XLA keeps two arrays [N, A] for the gradient, as for a gated MLP
     return functools.partial(definition, factors=factors)
-  if implementation == 'pallas' and points.dtype == jnp.float64:
-    raise UserError('implementation pallas computes in float32, and there are float64 arrays: use xla or plain')
+  if implementation == 'pallas':
+    _check_pallas(points.dtype)
   if basis.kernel in DIRECT:
     return definition  # XLA keeps one array [N, A] for the gradient, as for an MLP's hidden units
   gaussian = (basis.kernel, basis.normalization) == ('gaussian', 'sum')
@@ -79,3 +80,14 @@ def fastest(
   if causal or mask is not None or summation is None:
     return definition
   return functools.partial(hyperbf_from_sums, summation)
+
+
+def _check_pallas(dtype: jnp.dtype) -> None:
+  """Raise UserError if the Pallas kernels do not support points of this type, or the platform of the program."""
+  if dtype == jnp.float64:
+    raise UserError('implementation pallas computes in float32, and there are float64 arrays: use xla or plain')
+  # The devices of a mesh may be absent (`hbf compile`), and then differ from those of this process.
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  platform = device.platform if device else jax.default_backend()
+  if platform not in ('tpu', 'cpu'):  # a CPU interprets the kernels, for tests
+    raise UserError(f'implementation pallas is for TPUs, and the platform is {platform}: use implementation xla')

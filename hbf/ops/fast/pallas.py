@@ -1,16 +1,16 @@
-"""The sums of `hbf.ops.fast.sums` as fused kernels in JAX's Pallas, one source for GPUs (Triton) and TPUs (Mosaic).
+"""The sums of `hbf.ops.fast.sums` as fused kernels for TPUs, in JAX's Pallas.
 
 At any time, only the responses of one block of points to one block of centers are in memory. As in flash attention
 (Dao et al. 2022), the sums are divided by the largest response so far. They are rescaled when a larger response
 comes. The gradient computes the responses again. One kernel computes the gradient for the points, by sums over the
 centers. Another kernel computes the gradient for the centers, by sums over the points.
 
-A Pallas kernel runs as a grid of programs, and each program computes the sums for one block. The argument `kernel` of
-the functions is the name of a radial kernel (`hbf.ops.kernels.KERNELS`).
+A Pallas kernel runs as a grid of steps, one after another. The grid's last axis runs over the blocks that are added
+to a sum, which stays in fast memory meanwhile. The argument `kernel` of the functions is the name of a radial kernel
+(`hbf.ops.kernels.KERNELS`).
 
-The kernels are tested in Pallas's interpret mode, and JAX can lower them for both platforms. They have not been
-measured on hardware. XLA cannot split such a kernel over devices. So this module splits the points over the devices
-of `jax.set_mesh`.
+The kernels are tested on a CPU, which interprets them, and they compile for TPUs. They have not been measured on a
+TPU. XLA cannot split such a kernel over devices. So this module splits the points over the devices of `jax.set_mesh`.
 """
 
 import functools
@@ -22,7 +22,6 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jax.experimental.pallas import triton as plgpu
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
@@ -30,42 +29,13 @@ from hbf.ops.distances import Distances
 from hbf.ops.fast.sums import PivotedSums, Sums, center, pull_back
 from hbf.ops.kernels import KERNELS
 
-
-class _Tiling(NamedTuple):
-  """The sizes of the blocks into which a Pallas kernel's work is divided on a platform.
-
-  The kernel runs as a grid of programs, each of which computes the sums for one block.
-
-  Attributes:
-    points: number of points in a block, a power of two.
-    centers: number of centers in a block, a power of two.
-    features: largest number of columns of a result that one program of the grid computes, a power of two. A result
-      has D or V columns. None: one program computes all columns. If several programs share the columns, each of them
-      computes the responses again.
-    depth: number of terms of a dot product that are multiplied at a time, a divisor of `features`. None: all terms.
-    ordered: True if the grid's last axis runs over the blocks that are added to a sum. The blocks are then added in
-      order, and the sum stays in fast memory. False if all programs run in parallel. Each program then adds the
-      blocks in a loop.
-    options: options of `pallas_call`.
-  """
-
-  points: int
-  centers: int
-  features: int | None
-  depth: int | None
-  ordered: bool
-  options: dict[str, Any]
-
-
-_IN_ORDER = pltpu.CompilerParams(dimension_semantics=('parallel', 'parallel', 'parallel', 'arbitrary'))
-# A GPU's program has few registers and little shared memory, so blocks of all features would not fit. A TPU has
-# megabytes of fast memory, and needs lanes in multiples of 128.
-_TILINGS = {
-  'cuda': _Tiling(64, 64, 128, 32, False, {'compiler_params': plgpu.CompilerParams(num_warps=8, num_stages=2)}),
-  'tpu': _Tiling(256, 128, None, None, True, {'compiler_params': _IN_ORDER}),
-  'cpu': _Tiling(256, 256, None, None, True, {'interpret': True}),
+_POINTS, _CENTERS = 256, 128  # number of points and of centers in a block
+_LANES = 128  # a TPU's vector has 128 lanes, so a block has a multiple of 128 columns
+# Options of `pallas_call`, by platform.
+_OPTIONS: dict[str, dict[str, Any]] = {
+  'cpu': {'interpret': True},
+  'tpu': {'compiler_params': pltpu.CompilerParams(dimension_semantics=('parallel', 'parallel', 'arbitrary'))},
 }
-_LANES, _LEAST = 128, 16  # the lanes of a TPU, and the smallest product of Triton
 
 
 def pallas_sums(distances: Distances, coefficients: Float[Array, '... A V'], kernel: str) -> Sums:
@@ -118,29 +88,19 @@ _sums.defvjp(_forward, _backward)
 
 
 class _Block(NamedTuple):
-  """A block of points and a block of centers: Pallas references to the inputs, and the indices of both blocks.
+  """A block of points and a block of centers: Pallas references to the rows of the inputs.
 
   Attributes:
     distances: references to the parts of the distances, with center_norms and scale as rows [1, A].
     coefficients: reference to the coefficients, [A, V].
     given: () in the forward pass. In the backward pass, references to five arrays of a
       `hbf.ops.fast.sums.ResponseCotangents`: given, the three arrays of its field of_moments, and log_peak.
-    points: indices of the block's points.
-    centers: indices of the block's centers.
-    d: indices of the dimensions, among the D, for which this program computes sums.
-    v: indices of the columns of the coefficients, among the V, for which this program computes sums.
-    depth: as in `_Tiling`.
     remaining: number of centers from the block's first center to the last center that is not padding.
   """
 
   distances: Distances
   coefficients: Any
   given: Any
-  points: Any
-  centers: Any
-  d: Any
-  v: Any
-  depth: int | None
   remaining: jax.Array
 
 
@@ -157,7 +117,7 @@ def _add_sums(kernel: str, block: _Block, sums: Any) -> Any:
   mean = k.sum(axis=1, keepdims=True) / jnp.minimum(block.remaining, k.shape[1])
   pivot = jnp.where(log_peak == -math.inf, mean, shrink * pivot)
   u = jnp.where(log_k == -math.inf, 0.0, k - pivot)
-  c = block.coefficients[block.centers, block.v]
+  c = block.coefficients[...]
   return (
     shrink * values + _dot(u.astype(c.dtype), c, 1, 0),
     shrink * total + u.sum(axis=1, keepdims=True),
@@ -173,7 +133,7 @@ def _add_of_points(kernel: str, block: _Block, sums: Any) -> Any:
   The sums are the cotangents of the points and of their norms.
   """
   of_squares, _, _ = _cotangents(kernel, block)
-  t = block.distances.centers[block.centers, block.d]
+  t = block.distances.centers[...]
   of_points, of_norms = sums
   return (
     of_points - 2 * _dot(of_squares.astype(t.dtype), t, 1, 0),
@@ -187,7 +147,7 @@ def _add_of_centers(kernel: str, block: _Block, sums: Any) -> Any:
   The sums are the cotangents of the centers, their norms, their scale and their coefficients.
   """
   of_squares, of_scale_each, deviations = _cotangents(kernel, block)
-  x, of_values = block.distances.points[block.points, block.d], block.given[0][block.points, block.v]
+  x, of_values = block.distances.points[...], block.given[0][...]
   of_centers, of_center_norms, of_scale, of_coefficients = sums
   return (
     of_centers - 2 * _dot(of_squares.astype(x.dtype), x, 0, 0),
@@ -202,10 +162,9 @@ def _log_responses(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, Ca
 
   Also return the vector-Jacobian product of the function log K(s).
   """
-  norms, center_norms = block.distances.norms[block.points, :], block.distances.center_norms[:, block.centers]
-  inner = _products(block.distances.points, block.points, block.distances.centers, block.centers, block.depth)
-  squares = norms + center_norms - 2 * inner
-  log_k, pull = jax.vjp(KERNELS[kernel], block.distances.scale[:, block.centers] * squares)
+  points, norms, centers, center_norms, scale = (ref[...] for ref in block.distances)
+  squares = norms + center_norms - 2 * _dot(points, centers, 1, 1)
+  log_k, pull = jax.vjp(KERNELS[kernel], scale * squares)
   exists = jax.lax.broadcasted_iota(jnp.int32, log_k.shape, 1) < block.remaining
   return jnp.where(exists, log_k, -jnp.inf), squares, pull
 
@@ -216,28 +175,13 @@ def _cotangents(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, jax.A
   Also return k − k̄ of each pair, as defined in `hbf.ops.fast.sums`.
   """
   log_k, squares, pull = _log_responses(kernel, block)
-  given, constant, slope, mean, log_peak = block.given
-  k = jnp.exp(log_k - log_peak[block.points, :])
-  deviations = k - mean[block.points, :]
-  of_k = _products(given, block.points, block.coefficients, block.centers, block.depth)
-  of_k += constant[block.points, :] + slope[block.points, :] * deviations
+  given, constant, slope, mean, log_peak = (ref[...] for ref in block.given)
+  k = jnp.exp(log_k - log_peak)
+  deviations = k - mean
+  of_k = _dot(given, block.coefficients[...], 1, 1)
+  of_k += constant + slope * deviations
   (of_scaled,) = pull(of_k * k)
-  return of_scaled * block.distances.scale[:, block.centers], of_scaled * squares, deviations
-
-
-def _products(a: Any, rows: Any, b: Any, columns: Any, depth: int | None) -> jax.Array:
-  """Compute the product a[rows] b[columns]ᵀ of two Pallas references. `depth` is as in `_Tiling`."""
-  if depth is None:
-    return _dot(a[rows, :], b[columns, :], 1, 1)
-
-  features = a.shape[-1]
-  at_once = min(depth, features)  # a GPU checks no bounds: beyond a row lies the next row
-
-  def add(i: jax.Array | int, total: jax.Array | float) -> jax.Array:
-    part = pl.ds(i * at_once, at_once)
-    return total + _dot(a[rows, part], b[columns, part], 1, 1)
-
-  return jax.lax.fori_loop(1, features // at_once, add, add(0, 0.0))
+  return of_scaled * block.distances.scale[...], of_scaled * squares, deviations
 
 
 def _dot(a: jax.Array, b: jax.Array, axis: int, other: int) -> jax.Array:
@@ -286,108 +230,70 @@ def _run(job: _Job, kernel: str, distances: Distances, coefficients: jax.Array, 
   radial kernel, and `given` has the arrays of `_Block.given`.
   """
   distances = distances._replace(center_norms=distances.center_norms.mT, scale=distances.scale.mT)
-  forms = {name: functools.partial(_call, job, kernel, tiling) for name, tiling in _TILINGS.items()}
-  return jax.lax.platform_dependent(
-    (*distances, coefficients), tuple(given), cpu=forms['cpu'], tpu=forms['tpu'], default=forms['cuda']
-  )
+  forms = {name: functools.partial(_call, job, kernel, options) for name, options in _OPTIONS.items()}
+  return jax.lax.platform_dependent((*distances, coefficients), tuple(given), **forms)
 
 
-def _call(job: _Job, kernel: str, tiling: _Tiling, inputs: tuple, given: tuple) -> Any:
-  """Compute the sums of a job by a Pallas kernel with the tiling of one platform.
+def _call(job: _Job, kernel: str, options: dict[str, Any], inputs: tuple, given: tuple) -> Any:
+  """Compute the sums of a job by a Pallas kernel with the options of one platform.
 
   `inputs` has the five arrays of the distances and then the coefficients. `given` has the arrays of `_Block.given`.
   """
   size = {'n': inputs[0].shape[1], 'a': inputs[2].shape[1], 'd': inputs[0].shape[2], 'v': inputs[5].shape[2], '1': 1}
-  unit = {'n': tiling.points, 'a': tiling.centers, '1': 1} | {x: _features(tiling, size[x]) for x in 'dv'}
-  count = {x: pl.cdiv(size[x], unit[x]) for x in size}
-  padded = {x: count[x] * unit[x] for x in size}
+  unit = {'n': _POINTS, 'a': _CENTERS, '1': 1} | {x: pl.align_to(size[x], _LANES) for x in 'dv'}
+  padded = {x: pl.align_to(size[x], unit[x]) for x in size}
   held = 'n' if job.over == 'a' else 'a'
-  grid = (
-    len(inputs[0]),
-    count[held],
-    max(count[x] for axes in job.axes for x in axes if x in 'dv'),
-    count[job.over] if tiling.ordered else 1,
-  )
+  grid = (len(inputs[0]), *(padded[x] // unit[x] for x in (held, job.over)))
 
-  def spec(block: dict[str, int], cut: str, axes: str) -> pl.BlockSpec:
-    def index(lead: Any, program: Any, features: Any, step: Any) -> Any:
-      at = {held: program, job.over: step} | {x: jnp.minimum(features, count[x] - 1) for x in cut}
+  def spec(axes: str) -> pl.BlockSpec:
+    def index(lead: Any, program: Any, step: Any) -> Any:
+      at = {held: program, job.over: step}
       return (lead, *(at.get(x, 0) for x in axes))
 
-    return pl.BlockSpec((None, *(block[x] for x in axes)), index)
+    return pl.BlockSpec((None, *(unit[x] for x in axes)), index)
 
-  seen = padded | {held: unit[held]} | ({job.over: unit[job.over]} if tiling.ordered else {})
   axes = _AXES[0] + (_AXES[1] if given else ())
   # log_peak, the last array, is infinite for padding. So the responses of padding are 0, also with metric bilinear.
   fills = [0.0] * (len(axes) - 1) + [math.inf if given else 0.0]
   shapes = [[padded[x] for x in ax] for ax in axes]
   arrays = [_pad(*parts) for parts in zip((*inputs, *given), shapes, fills, strict=True)]
   sums = pl.pallas_call(
-    functools.partial(_kernel, job, kernel, tiling, size['a'], count, unit),
+    functools.partial(_kernel, job, kernel, size['a']),
     grid=grid,
-    in_specs=[spec(seen, '', ax) for ax in axes],
-    out_specs=[spec(unit, 'dv', ax) for ax in job.axes],
+    in_specs=[spec(ax) for ax in axes],
+    out_specs=[spec(ax) for ax in job.axes],
     out_shape=[jax.ShapeDtypeStruct((grid[0], *(padded[x] for x in ax)), jnp.float32) for ax in job.axes],
     cost_estimate=_cost(job, grid[0], size, arrays),
-    **tiling.options,
+    **options,
   )(*arrays)
   return tuple(z[:, : size[ax[0]], : size[ax[1]]] for z, ax in zip(sums, job.axes, strict=True))
 
 
-def _kernel(
-  job: _Job, kernel: str, tiling: _Tiling, centers: int, count: dict[str, int], unit: dict[str, int], *refs: Any
-) -> None:
-  """Add blocks to the sums of one program of the grid.
-
-  If the tiling is ordered, a step of the grid's last axis adds one block. Otherwise a loop adds all blocks.
+def _kernel(job: _Job, kernel: str, centers: int, *refs: Any) -> None:
+  """Add one block to the sums of a job, in one step of the grid.
 
   Args:
     job: the sums to compute.
     kernel: name of the radial kernel.
-    tiling: the sizes of the blocks on this platform.
     centers: number of centers without padding.
-    count: number of blocks along each axis, by the letter of the axis (`_Job.axes`).
-    unit: length of a block along each axis, by the letter of the axis.
     *refs: references to the inputs, and then to the outputs.
   """
   inputs, outputs = refs[: -len(job.axes)], refs[-len(job.axes) :]
-  program, features, step = (pl.program_id(i) for i in (1, 2, 3))
-  whole = slice(None)
-
-  def columns(x: str) -> Any:
-    return whole if count[x] == 1 else pl.ds(jnp.minimum(features, count[x] - 1) * unit[x], unit[x])
-
-  def add(step: Any, sums: Any) -> Any:
-    rows = whole if tiling.ordered else pl.ds(step * unit[job.over], unit[job.over])
-    point_rows, center_rows = (whole, rows) if job.over == 'a' else (rows, whole)
-    remaining = centers - (step if job.over == 'a' else program) * unit['a']
-    block = _Block(
-      Distances(*inputs[:5]),
-      inputs[5],
-      inputs[6:],
-      point_rows,
-      center_rows,
-      columns('d'),
-      columns('v'),
-      tiling.depth,
-      remaining,
-    )
-    return job.add(kernel, block, sums)
+  program, step = pl.program_id(1), pl.program_id(2)
+  remaining = centers - (step if job.over == 'a' else program) * _CENTERS
+  block = _Block(Distances(*inputs[:5]), inputs[5], inputs[6:], remaining)
 
   def write(sums: Any) -> None:
     for ref, z in zip(outputs, sums, strict=True):
       ref[...] = z
 
   start = tuple(jnp.full(ref.shape, z, jnp.float32) for ref, z in zip(outputs, job.start, strict=True))
-  if tiling.ordered:
-    pl.when(step == 0)(lambda: write(start))
-    write(add(step, tuple(ref[...] for ref in outputs)))
-  else:
-    write(jax.lax.fori_loop(0, count[job.over], add, start))
+  pl.when(step == 0)(lambda: write(start))
+  write(job.add(kernel, block, tuple(ref[...] for ref in outputs)))
 
 
 def _cost(job: _Job, leading: int, size: dict[str, int], arrays: list[jax.Array]) -> pl.CostEstimate:
-  """Estimate the cost of the sums of a job. Padding and repeated work are not counted.
+  """Estimate the cost of the sums of a job. Padding is not counted.
 
   Args:
     job: the sums to compute.
@@ -402,13 +308,6 @@ def _cost(job: _Job, leading: int, size: dict[str, int], arrays: list[jax.Array]
     transcendentals=pairs,
     bytes_accessed=sum(z.size * z.dtype.itemsize for z in arrays),
   )
-
-
-def _features(tiling: _Tiling, size: int) -> int:
-  """Return the number of columns that one program of the grid computes, if a result has `size` columns (D or V)."""
-  if tiling.features is None:
-    return pl.align_to(size, _LANES)
-  return min(tiling.features, max(_LEAST, pl.next_power_of_2(size)))
 
 
 def _pad(z: jax.Array, shape: list[int], fill: float) -> jax.Array:
