@@ -36,6 +36,7 @@ COMPARISONS = (
   'laptop',
   'rivals',
   'rivals-best',
+  'rivals-muon',
   'text',
   'text-muon',
   'text-long',
@@ -43,7 +44,7 @@ COMPARISONS = (
 )
 RATES = ('rates', 'rivals-rates', 'laptop-rates', 'laptop-rates-6', 'text-rates', 'text-trials')
 SEARCHES = ('search', 'search-patch8', 'search-width256')
-TUNED = ('claim-tune', 'text-muon-tune')
+TUNED = ('claim-tune', 'text-muon-tune', 'rivals-muon-tune')
 # True if the table has a row for each block.
 EXPLAINED = {'cifar10-laptop-1': True, 'cifar10-laptop-2': False, 'cifar10-small-0': False}
 WINDOWS = ((100, 175), (200, 300), (300, 352))  # windows of steps in the runs of a search
@@ -124,19 +125,32 @@ def trials(name: str) -> str:
 def tuned(name: str) -> str:
   """Return the held-out scores of a search by `hbf compare --tune`: a row for each draw, and a column for each arm.
 
-  A draw gives all arms the same options. Trials that were not run are left out.
+  A draw gives all arms the same values of the options that all have. The options that only some arms have are columns
+  of these arms. Trials that were not run are left out.
   """
   draws: dict[int, dict[str, tune.Trial]] = {}
   for trial in tune.load_trials(ROOT / name / tune.TUNING):
     if trial.held_out is not None:
       draws.setdefault(trial.number, {})[trial.label] = trial
+  arms = next(iter(draws.values()))
+  shared = [key for key in next(iter(arms.values())).options if all(key in trial.options for trial in arms.values())]
+  own = {label: [key for key in trial.options if key not in shared] for label, trial in arms.items()}
+
+  def short(key: str) -> str:
+    return key.rpartition('.')[2].replace('_', ' ')
+
+  def cells(trial: tune.Trial) -> list[str]:
+    return [*(trial.options[key] for key in own[trial.label]), f'{trial.held_out:{trial.ranks.form}}']
+
+  header = ['trial', *map(short, shared)]
+  for label, keys in own.items():
+    header += [*(f'{label}: {short(key)}' for key in keys), label]
   rows = []
-  for number, arms in sorted(draws.items()):
-    first, *_ = arms.values()
-    scores = (f'{trial.held_out:{trial.ranks.form}}' for trial in arms.values())
-    rows.append((str(number), *first.options.values(), *scores))
-  options = (key.rpartition('.')[2].replace('_', ' ') for key in first.options)
-  return table(('trial', *options, *arms), rows)
+  for number, trials in sorted(draws.items()):
+    first, *_ = trials.values()
+    scores = (text for trial in trials.values() for text in cells(trial))
+    rows.append([str(number), *(first.options[key] for key in shared), *scores])
+  return table(header, rows)
 
 
 def _losses(lines: list[dict[str, Any]]) -> dict[int, float]:
