@@ -218,11 +218,18 @@ def form(request, monkeypatch):
     assert (length % 2, keys_length % 2, d % 8) == (0, 0, 0)
 
 
-@pytest.mark.parametrize(
-  'name', ['hyperbf {}', pytest.param("hyperbf {'memory': 3}", marks=pytest.mark.slow), 'softmax False']
-)
+@pytest.mark.parametrize('name', ['hyperbf {}', 'softmax False'])
 def test_in_bfloat16_narrow_heads_of_16_by_16_patches_see_and_learn_what_they_do_in_float32(name, form):
-  module = MODULES[name]
+  assert_bfloat16_is_near(MODULES[name])
+
+
+@pytest.mark.slow
+def test_in_bfloat16_narrow_heads_with_learned_centers_see_and_learn_what_they_do_in_float32():
+  """cuDNN does not compute their attention, because it does not return the normalizer with a gradient."""
+  assert_bfloat16_is_near(MODULES["hyperbf {'memory': 3}"])
+
+
+def assert_bfloat16_is_near(module):
   tokens, params, places = narrow(module)
   params['qkv']['kernel'] *= 0.5
   half = module.clone(dtype=jnp.bfloat16)
