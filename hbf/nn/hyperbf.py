@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from hbf.nn.cache import update_cache
@@ -19,11 +18,12 @@ from hbf.nn.relative_positions import GAUSSIAN, RELATIVE_POSITIONS, append_coord
 from hbf.nn.traits import StageTraits
 from hbf.ops.basis import RadialBasis
 from hbf.ops.fast.choice import IMPLEMENTATIONS
-from hbf.ops.hyperbf import hyperbf, nearness, responses
+from hbf.ops.hyperbf import hyperbf, nearness, partial_sum, responses
 from hbf.ops.kernels import BALLS, DIRECT, KERNELS, SIGNED
 from hbf.ops.kmeans import kmeans, sample
 from hbf.ops.layout import TENSOR, replicate
 from hbf.ops.normalization import NORMALIZATIONS
+from hbf.ops.union import PartialSum, unite
 from hbf.options import FLAG, NOT_NEGATIVE, POSITIVE, OptionError, one_of, whole
 
 
@@ -49,7 +49,7 @@ class HyperBFAttention(CheckedModule):
     relative_positions: 'none', 'gaussian', 'adaptive' or 'rotary' (`hbf.nn.relative_positions`). With 'gaussian' a
       head adds the distance of positions p to the distance of contents: ‖W(q − k)‖²/2σ² + ‖(p_q − p_k − o)/s‖²/2.
       The offset o and the scale s are learned. For a token without a position and for a learned center, the added
-      distance is 0. This costs 2 C (N + m) H operations for each token. C is the number of additional coordinates in
+      distance is 0. This costs 2 C N H operations for each token. C is the number of additional coordinates in
       a head: 4 for images and 3 for texts, or three times as many if `dtype` is bfloat16. With 'adaptive' o and s
       also depend on the query. This costs another 2 D (P + 1) operations for positions of P dimensions. With
       'rotary' queries and keys are rotated by their positions. This needs metric identity, because its distances do
@@ -87,24 +87,26 @@ class HyperBFAttention(CheckedModule):
       self._check_rotary()
       q, k = rotate(q, context), rotate(k, context)
     k, v = update_cache(self, 'keys', k, context, 2), update_cache(self, 'values', v, context, 2)
-    k, v = self._with_memory('memory_centers', k), self._with_memory('memory_coefficients', v)
+    learned = self._memory_parameters(k, v) if self.memory else None
     variance = self.sigma_scale * distance_scale(self.metric, d, self.rank)
     if self.qk_norm:
       q, k = of_norm_1(q), of_norm_1(k)
       variance /= d  # norms are 1 instead of √d
     sigma: Any = sigma_parameter(self, self.sigma_per, variance, self.heads)
-    weights, dot_only_dims = metric_parameter(self, self.metric, self.heads, d, self.rank), 0
+    weights = metric_parameter(self, self.metric, self.heads, d, self.rank)
+    basis = RadialBasis(self.kernel, sigma, metric=self.metric, weights=weights)
+    over_memory = self._over_memory(q, *learned, basis) if learned else None
     if self.relative_positions in GAUSSIAN:
       # The contents are divided by σ here, as the positions are by s. The operator's σ is then 1, and does not round
       # the coordinates of positions.
-      q, k, sigma = (q / sigma).astype(q.dtype), (k / sigma).astype(k.dtype), 1.0
+      q, k = (q / sigma).astype(q.dtype), (k / sigma).astype(k.dtype)
       x, t = relative_coordinates(self, self.relative_positions, raw, context)
-      q = append_coordinates(q, x)
-      k = append_coordinates(k, jnp.pad(t, ((0, 0), (0, self.memory), (0, 0))))
-      dot_only_dims = x.shape[-1]
-    basis = RadialBasis(self.kernel, sigma, metric=self.metric, weights=weights, dot_only_dims=dot_only_dims)
-    mask, causal = self._beside_memory(*mask_and_causality(context, q.shape[2]), length=k.shape[2] - self.memory)
-    return hyperbf(q, k, v, basis, mask=mask, causal=causal).swapaxes(1, 2)
+      q, k = append_coordinates(q, x), append_coordinates(k, t)
+      basis = dataclasses.replace(basis, sigma=1.0, dot_only_dims=x.shape[-1])
+    mask, causal = mask_and_causality(context, q.shape[2])
+    if over_memory is None:
+      return hyperbf(q, k, v, basis, mask=mask, causal=causal).swapaxes(1, 2)
+    return unite(partial_sum(q, k, v, basis, mask=mask, causal=causal), over_memory).swapaxes(1, 2)
 
   def _check_rotary(self) -> None:
     """Raise OptionError unless the metric is identity, which rotary positions need."""
@@ -115,27 +117,21 @@ class HyperBFAttention(CheckedModule):
         metric=self.metric,
       )
 
-  def _beside_memory(self, mask: jax.Array | None, causal: bool, length: int) -> tuple[jax.Array | None, bool]:
-    """Return the mask over keys and learned centers, and True if the caller must still make it causal.
+  def _memory_parameters(self, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return learned centers [H, m, d] and coefficients [H, m, e] for keys [B, H, N, d] and values [B, H, N, e]."""
+    init = nn.initializers.normal(1.0)
+    centers = self.param('memory_centers', init, (self.heads, self.memory, k.shape[3]))
+    coefficients = self.param('memory_coefficients', init, (self.heads, self.memory, v.shape[3]))
+    return centers.astype(k.dtype), coefficients.astype(v.dtype)
 
-    Every token sees every learned center. So if there are learned centers, causality over the `length` tokens becomes
-    a part of the mask.
-    """
-    if not self.memory or (mask is None and not causal):
-      return mask, causal
-    mask = jnp.ones((1, length), bool) if mask is None else mask
-    mask = jnp.broadcast_to(mask, (*mask.shape[:-1], length))
-    if causal:
-      mask = mask & np.tri(length, dtype=bool)
-    return jnp.concatenate([mask, jnp.ones((*mask.shape[:-1], self.memory), bool)], axis=-1), False
-
-  def _with_memory(self, name: str, z: jax.Array) -> jax.Array:
-    """Append the learned parameter `name` to keys or values z [B, H, N, d]. Return [B, H, N + memory, d]."""
-    if not self.memory:
-      return z
-    shape = (z.shape[1], self.memory, z.shape[3])
-    learned = self.param(name, nn.initializers.normal(1.0), shape).astype(z.dtype)
-    return jnp.concatenate([z, jnp.broadcast_to(learned, z.shape[:1] + shape)], axis=2)
+  def _over_memory(self, q: jax.Array, centers: jax.Array, coefficients: jax.Array, basis: RadialBasis) -> PartialSum:
+    """Return the sum over the learned centers for queries [B, H, n, d]. Every token sees all learned centers."""
+    if self.qk_norm:
+      centers = of_norm_1(centers)
+    # The queries of all images are the rows of one matrix for each head. So no image needs a copy of the centers.
+    by_head = q.swapaxes(0, 1)
+    over = partial_sum(by_head.reshape(self.heads, -1, q.shape[3]), centers, coefficients, basis)
+    return PartialSum(*(z.reshape(*by_head.shape[:3], -1).swapaxes(0, 1) for z in over))
 
 
 class HyperBFCenters(CheckedModule):

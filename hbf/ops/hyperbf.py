@@ -16,9 +16,10 @@ from jaxtyping import Array, Bool, Float
 
 from hbf.ops.basis import RadialBasis
 from hbf.ops.distances import distances, squared_distances
-from hbf.ops.fast.choice import fastest
+from hbf.ops.fast.choice import fastest, fastest_partial
 from hbf.ops.kernels import DIRECT, KERNELS
 from hbf.ops.normalization import normalize
+from hbf.ops.union import PartialSum
 
 
 def hyperbf_plain(
@@ -110,6 +111,51 @@ def hyperbf(
   points, centers, coefficients = _as_arrays(points, centers, coefficients)
   compute = fastest(hyperbf_plain, points, centers, coefficients, basis, mask, causal, implementation, factors)
   return compute(points, centers, coefficients, basis, mask, causal)
+
+
+def partial_sum(
+  points: Float[Array, '... N D'],
+  centers: Float[Array, '... A D'],
+  coefficients: Float[Array, '... A V'],
+  basis: RadialBasis,
+  *,
+  mask: Bool[Array, '... #N #A'] | None = None,
+  causal: bool = False,
+) -> PartialSum:
+  """Compute the operator over a part of the centers, with its normalizer. `hbf.ops.union.unite` joins two parts.
+
+  So centers with other leading axes, such as centers that all images share, need not be copied into one array.
+  Values and gradients equal those of `partial_plain`.
+
+  Args:
+    points: as in `hyperbf`.
+    centers: as in `hyperbf`.
+    coefficients: as in `hyperbf`.
+    basis: as in `hyperbf`, with normalization 'sum'.
+    mask: as in `hyperbf`. But a point may see no center of this part. Its part of the united sum is then 0.
+    causal: as in `hyperbf`.
+  """
+  assert basis.normalization == 'sum'
+  points, centers, coefficients = _as_arrays(points, centers, coefficients)
+  return fastest_partial(partial_plain, mask, causal)(points, centers, coefficients, basis, mask, causal)
+
+
+def partial_plain(
+  points: Float[Array, '... N D'],
+  centers: Float[Array, '... A D'],
+  coefficients: Float[Array, '... A V'],
+  basis: RadialBasis,
+  mask: Bool[Array, '... #N #A'] | None = None,
+  causal: bool = False,
+) -> PartialSum:
+  """Compute a partial sum by its definition, with all responses in memory. Arguments as in `partial_sum`."""
+  log_k = nearness(points, centers, basis)
+  seen = _seen(mask, causal, points.shape[-2], centers.shape[-2])
+  if seen is not None:  # with −∞ in place of the least number, a point that sees no center would get NaN
+    log_k = jnp.where(seen, log_k, jnp.finfo(log_k.dtype).min)
+  log_normalizer = jax.nn.logsumexp(log_k, axis=-1, keepdims=True)
+  r = jnp.exp(log_k - log_normalizer).astype(coefficients.dtype)
+  return PartialSum(jnp.einsum('...na,...av->...nv', r, coefficients), log_normalizer)
 
 
 def _as_arrays(points: jax.Array, centers: jax.Array, coefficients: jax.Array) -> tuple[jax.Array, ...]:

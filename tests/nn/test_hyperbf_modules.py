@@ -220,6 +220,16 @@ def test_a_causal_context_is_a_triangular_mask(memory):
   np.testing.assert_allclose(causal, masked, rtol=1e-5, atol=1e-6)
 
 
+def test_no_image_has_a_copy_of_the_learned_centers():
+  """No array of a train step has an axis of images beside axes of learned centers and of dimensions."""
+  tokens, module = make_tokens(), HyperBFAttention(**ATTENTION | {'memory': 11})
+  params = jax.eval_shape(module.init, jax.random.key(0), tokens)['params']
+  text = str(jax.make_jaxpr(jax.grad(lambda p: module.apply({'params': p}, tokens).sum()))(params))
+  assert 'f32[2,11,4]' in text
+  assert f'f32[{B},2,11,4]' not in text
+  assert f'f32[{B},2,{N + 11},4]' not in text
+
+
 def test_attention_commutes_with_a_permutation_of_the_tokens():
   tokens = make_tokens()
   module = HyperBFAttention(**ATTENTION | {'memory': 2, 'metric': 'full'})

@@ -218,11 +218,18 @@ def form(request, monkeypatch):
     assert (length % 2, keys_length % 2, d % 8) == (0, 0, 0)
 
 
-@pytest.mark.parametrize(
-  'name', ['hyperbf {}', pytest.param("hyperbf {'memory': 3}", marks=pytest.mark.slow), 'softmax False']
-)
+@pytest.mark.parametrize('name', ['hyperbf {}', 'softmax False'])
 def test_in_bfloat16_narrow_heads_of_16_by_16_patches_see_and_learn_what_they_do_in_float32(name, form):
-  module = MODULES[name]
+  assert_bfloat16_is_near(MODULES[name])
+
+
+@pytest.mark.slow
+def test_in_bfloat16_narrow_heads_with_learned_centers_see_and_learn_what_they_do_in_float32():
+  """cuDNN does not compute their attention, because it does not return the normalizer with a gradient."""
+  assert_bfloat16_is_near(MODULES["hyperbf {'memory': 3}"], 0.06)
+
+
+def assert_bfloat16_is_near(module, of_gradients=0.05):
   tokens, params, places = narrow(module)
   params['qkv']['kernel'] *= 0.5
   half = module.clone(dtype=jnp.bfloat16)
@@ -231,7 +238,7 @@ def test_in_bfloat16_narrow_heads_of_16_by_16_patches_see_and_learn_what_they_do
   gradients = [value_and_gradients(m, params, tokens, places)[1] for m in (half, module)]
   for (path, result), (_, expected) in zip(*map(jax.tree_util.tree_leaves_with_path, gradients), strict=True):
     # A token's part in it is rounded where it is s/p of the numbers that it is the difference of.
-    tolerance = 0.25 if path[-1] == jax.tree_util.DictKey('position_log_sigma') else 0.05
+    tolerance = 0.25 if path[-1] == jax.tree_util.DictKey('position_log_sigma') else of_gradients
     np.testing.assert_allclose(result, expected, atol=tolerance * np.abs(expected).max(), err_msg=str(path))
 
 

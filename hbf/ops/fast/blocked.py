@@ -9,10 +9,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from hbf.ops.basis import RadialBasis
-from hbf.ops.distances import distances, keep_short, products, sum_dtype
+from hbf.ops.distances import Distances, distances, keep_short, products, sum_dtype
 from hbf.ops.fast.sums import Sums, blocks_in_memory
 from hbf.ops.normalization import NORMALIZATIONS, Normalization
 from hbf.ops.parts import join, split
+from hbf.ops.union import PartialSum
 
 
 class Summation(NamedTuple):
@@ -43,6 +44,41 @@ def hyperbf_from_sums(
   Every point must see every center. So `mask` must be None and `causal` must be False.
   """
   assert mask is None and not causal
+  scaled, coefficients, log_gain, leading = _scaled_distances(points, centers, coefficients, basis)
+  if basis.normalization == 'none' and summation.unnormalized:
+    out = summation.unnormalized(scaled, coefficients, basis.log_kernel, log_gain)
+  else:
+    sums = summation.sums(scaled, coefficients, basis.log_kernel)
+    out = _finish(sums, coefficients, NORMALIZATIONS[basis.normalization], log_gain).astype(coefficients.dtype)
+  return out.reshape(*leading, *out.shape[-2:])
+
+
+def partial_from_sums(
+  summation: Summation,
+  points: Float[Array, '... N D'],
+  centers: Float[Array, '... A D'],
+  coefficients: Float[Array, '... A V'],
+  basis: RadialBasis,
+  mask: None = None,
+  causal: bool = False,
+) -> PartialSum:
+  """Compute a `PartialSum` from the sums that `summation` returns. Arguments as in `hyperbf_from_sums`."""
+  assert mask is None and not causal
+  scaled, coefficients, log_gain, leading = _scaled_distances(points, centers, coefficients, basis)
+  sums = summation.sums(scaled, coefficients, basis.log_kernel)
+  values = _finish(sums, coefficients, NORMALIZATIONS['sum'], log_gain).astype(coefficients.dtype)
+  # The gradient of log_peak is 0, as it has to be: Z = A k̄ max K does not depend on the number that divides K.
+  log_normalizer = jnp.log(coefficients.shape[-2] * sums.moments.mean) + sums.moments.log_peak
+  return PartialSum(*(z.reshape(*leading, *z.shape[-2:]) for z in (values, log_normalizer)))
+
+
+def _scaled_distances(
+  points: jax.Array, centers: jax.Array, coefficients: jax.Array, basis: RadialBasis
+) -> tuple[Distances, jax.Array, jax.Array, tuple[int, ...]]:
+  """Return the scaled distances, coefficients and log-gain, all with the same leading axes, and these axes.
+
+  If the product of the leading axes is 1, the arrays have none of them.
+  """
   scale, weights = basis.scale(points.dtype), basis.weights
   log_gain = jnp.asarray(basis.log_gain, scale.dtype)
   leading = jnp.broadcast_shapes(*(z.shape[:-2] for z in (points, centers, coefficients, scale, log_gain)))
@@ -57,12 +93,7 @@ def hyperbf_from_sums(
       jnp.broadcast_to(z, (*leading, *z.shape[-2:])) for z in (points, centers, coefficients)
     )
   scaled = distances(points, centers, basis.metric, weights, scale, basis.dot_only_dims)
-  if basis.normalization == 'none' and summation.unnormalized:
-    out = summation.unnormalized(scaled, coefficients, basis.log_kernel, log_gain)
-  else:
-    sums = summation.sums(scaled, coefficients, basis.log_kernel)
-    out = _finish(sums, coefficients, NORMALIZATIONS[basis.normalization], log_gain).astype(coefficients.dtype)
-  return out.reshape(*leading, *out.shape[-2:])
+  return scaled, coefficients, log_gain, leading
 
 
 def _finish(sums: Sums, coefficients: jax.Array, normalization: Normalization, log_gain: jax.Array) -> jax.Array:

@@ -12,9 +12,10 @@ from hbf.errors import UserError, choose
 from hbf.ops.basis import RadialBasis
 from hbf.ops.distances import Distances
 from hbf.ops.fast.attention import gaussian_attention, is_attention
-from hbf.ops.fast.blocked import Summation, causal_blocks, hyperbf_from_sums
+from hbf.ops.fast.blocked import Summation, causal_blocks, hyperbf_from_sums, partial_from_sums
 from hbf.ops.fast.sums import Sums, kernel_sums, unnormalized_sums
 from hbf.ops.kernels import DIRECT
+from hbf.ops.union import PartialSum
 
 
 def _pallas_sums(terms: Distances, coefficients: jax.Array, kernel: str) -> Sums:
@@ -80,6 +81,25 @@ def fastest(
   if causal or mask is not None or summation is None:
     return definition
   return functools.partial(hyperbf_from_sums, summation)
+
+
+def fastest_partial(
+  definition: Callable[..., PartialSum], mask: Bool[Array, '... #N #A'] | None, causal: bool
+) -> Callable[..., PartialSum]:
+  """Return the fastest function that computes a `PartialSum`.
+
+  Args:
+    definition: the function `hbf.ops.hyperbf.partial_plain`. It is used if some points do not see all centers.
+    mask: booleans broadcastable to [..., N, A], or None.
+    causal: True if point i sees centers 0 to i only.
+
+  Returns:
+    A function of (points, centers, coefficients, basis, mask, causal), like the definition.
+  """
+  # The Gaussian is not computed as attention here, which would keep more arrays [N, A] for the gradient.
+  if causal or mask is not None:
+    return definition
+  return functools.partial(partial_from_sums, Summation(kernel_sums))
 
 
 def _check_pallas(dtype: jnp.dtype) -> None:
