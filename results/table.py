@@ -39,6 +39,7 @@ COMPARISONS = (
   'rivals-muon',
   'text',
   'text-muon',
+  'text-muon-nanogpt',
   'text-long',
   'text-masked',
 )

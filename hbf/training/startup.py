@@ -6,6 +6,7 @@ import json
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
 from typing import Any
 
 import jax
@@ -143,12 +144,19 @@ class Begun:
 def begin(
   experiment: Experiment, checkpoints: Checkpoints, stopped: Callable[[], bool], console: Console
 ) -> Begun | None:
-  """Restore or initialize the state, and compile the steps. Return None if `stopped` returns True meanwhile."""
+  """Restore or initialize the state, and compile the steps. Return None if `stopped` returns True meanwhile.
+
+  The steps compile in a thread, because the program that initializes the state takes as long to compile.
+  """
   first = next(experiment.inputs['train'].stacks(experiment.order, 0, [1], experiment.steps_per_call))
   with jax.set_mesh(experiment.mesh):
-    state, step, stopwatch = restore_or_init(experiment, first, checkpoints, console)
-    compiled = None if stopped() else compile_steps(experiment, state, first)
-  if compiled is None or stopped():
+    shapes = with_sharding(jax.eval_shape(*initialization(experiment, first)), experiment.mesh)
+    with futures.ThreadPoolExecutor(1) as pool:
+      compiling = pool.submit(compile_steps, experiment, shapes, first)
+      state, step, stopwatch = restore_or_init(experiment, shapes, first, checkpoints, console)
+      compiled = compiling.result()
+    processes.barrier(experiment.mesh)
+  if stopped():
     say(console, f'stopped before step {step + 1}; the same command goes on from there')
     return None
   units = make_unit_report(experiment, first) if experiment.config.log.units else None
@@ -158,45 +166,47 @@ def begin(
   return Begun(state, step, stopwatch, *compiled, units, histograms, images)
 
 
+def initialization(experiment: Experiment, first: Batch) -> tuple[Any, ...]:
+  """Return the function that makes a fresh state (`hbf.training.programs.make_init`), and its arguments."""
+  given = experiment.initial.params if experiment.initial else {}
+  return make_init(experiment, experiment.objective), experiment.inputs['train'].resident, first, given
+
+
 def restore_or_init(
-  experiment: Experiment, first: Batch, checkpoints: Checkpoints, console: Console
+  experiment: Experiment, shapes: TrainState, first: Batch, checkpoints: Checkpoints, console: Console
 ) -> tuple[TrainState, int, Stopwatch]:
   """Return the state, step and stopwatch of the newest readable checkpoint, or of a fresh run at step 0.
 
   Args:
     experiment: the run.
+    shapes: the shapes of the state, with their shardings.
     first: the first stack of batches (`hbf.data.pipeline.inputs`). Fresh parameters may depend on its first batch.
     checkpoints: the saved states.
     console: where the run says if it continues or begins.
   """
-  resident, initial = experiment.inputs['train'].resident, experiment.initial
-  given = initial.params if initial else {}
-  init = make_init(experiment, experiment.objective)
-  shapes = jax.eval_shape(init, resident, first, given)
   if processes.on_first_process(lambda: checkpoints.latest) is not None:
     former = former_state(experiment.optimizer, shapes)
     former = former and with_sharding(former, experiment.mesh)
-    found = checkpoints.restore_newest(with_sharding(shapes, experiment.mesh), former)
+    found = checkpoints.restore_newest(shapes, former)
     for step, path in found.damaged.items():
       say(console, f'checkpoint {step} cannot be read; set aside as {path}')
     say(console, f'goes on after step {found.step}')
     return found.state, found.step, Stopwatch(**found.about)
-  if initial:
-    say(console, f'starts from {initial.source}')
-  shardings = state_sharding(experiment.mesh, shapes)
-  compiled = jax.jit(init, out_shardings=shardings).lower(resident, first, given).compile()
+  if experiment.initial:
+    say(console, f'starts from {experiment.initial.source}')
+  init, *arguments = initialization(experiment, first)
+  compiled = jax.jit(init, out_shardings=state_sharding(experiment.mesh, shapes)).lower(*arguments).compile()
   processes.barrier(experiment.mesh)
-  return compiled(resident, first, given), 0, Stopwatch()
+  return compiled(*arguments), 0, Stopwatch()
 
 
-def compile_steps(experiment: Experiment, state: TrainState, first: Batch) -> tuple[Steps, float]:
-  """Compile the function that takes several steps, for the shapes and devices of `state` and of `first`.
+def compile_steps(experiment: Experiment, shapes: TrainState, first: Batch) -> tuple[Steps, float]:
+  """Compile the function that takes several steps, for states of these shapes and for stacks like `first`.
 
-  `first` is the first stack of batches. Return the compiled function, and the seconds that the compilation took.
+  Return the compiled function, and the seconds that the compilation took.
   """
   begin = time.perf_counter()
-  jitted = jit_steps(experiment, experiment.objective, experiment.mesh, state)
-  compiled = jitted.lower(state, experiment.resident, first, np.int32(1)).compile()
-  seconds = time.perf_counter() - begin
-  processes.barrier(experiment.mesh)
-  return compiled, seconds
+  jitted = jit_steps(experiment, experiment.objective, experiment.mesh, shapes)
+  with jax.set_mesh(experiment.mesh):  # a thread does not know the mesh of another
+    compiled = jitted.lower(shapes, experiment.resident, first, np.int32(1)).compile()
+  return compiled, time.perf_counter() - begin
