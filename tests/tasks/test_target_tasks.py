@@ -86,6 +86,11 @@ def test_the_loss_of_values_is_of_standardized_ones(huber):
   np.testing.assert_allclose(task.outputs(task.loss_targets(values)), values, rtol=1e-5, atol=1e-6)
 
 
+def test_given_levels_of_pixels_are_kept():
+  _, config = made('regression', **{'data.mean': (0.1,), 'data.std': (0.2,)})
+  assert (config.data.mean, config.data.std) == ((0.1,), (0.2,))
+
+
 def test_targets_are_measured_without_the_held_out_images():
   task, config = made('regression')
   source = task.splits(0.2)['train']
