@@ -14,7 +14,14 @@ from hbf.data.datasets import describe
 from hbf.tasks.registry import make_task, on_images
 from hbf.training.experiment import Plan, make_evaluator, make_objective, make_plan, steps_per_call
 from hbf.training.programs import jit_steps, make_init
-from hbf.training.sharding import batch_sharding, check_batch_size, check_tensor, make_mesh, with_sharding
+from hbf.training.sharding import (
+  batch_sharding,
+  check_batch_size,
+  check_implementation,
+  check_tensor,
+  make_mesh,
+  with_sharding,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +85,7 @@ def trace_programs(config: ConfigDict, devices: Sequence[Any]) -> Programs:
   """
   mesh, plan = make_mesh(devices, config.mesh), plan_of(config)
   config = plan.config
+  check_implementation(config.model, mesh)
   check_tensor(config.model, mesh)
   check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate)
   sharding, splits = batch_sharding(mesh), plan.splits

@@ -33,6 +33,7 @@ from hbf.training.sharding import (
   batch_sharding,
   batch_shares,
   check_batch_size,
+  check_implementation,
   check_tensor,
   make_mesh,
   replicated,
@@ -198,6 +199,7 @@ def prepare(
     mesh = make_mesh(jax.devices() if devices is None else devices, config.mesh)
     plan = make_plan(config, resumed, dataset)
     config = plan.config
+    check_implementation(config.model, mesh)
     check_tensor(config.model, mesh)
     check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate)
     inputs = {name: plan.task.open(source, batch_sharding(mesh)) for name, source in plan.splits.items()}

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from hbf.errors import UserError
 from hbf.models.matching import units_of
 from hbf.nn.registry import takes_heads
+from hbf.ops.fast.choice import check_pallas_platform
 from hbf.ops.layout import BATCH, TENSOR
 from hbf.training.rules import rule_of
 
@@ -146,6 +147,20 @@ def check_tensor(model: ConfigDict, mesh: Mesh) -> None:
         f'mesh.tensor {size} does not divide model.{option} {count}, which is split over it: '
         f'use a multiple of {size}, such as {near}, or another mesh.tensor'
       )
+
+
+def check_implementation(model: ConfigDict, mesh: Mesh) -> None:
+  """Check that the devices can run the implementation of stage 2, before anything is compiled.
+
+  Args:
+    model: the `model` part of a config.
+    mesh: the mesh.
+
+  Raises:
+    UserError: the implementation is for other devices.
+  """
+  if (model.stage2 or {}).get('implementation') == 'pallas':
+    check_pallas_platform(mesh.devices.flat[0].platform)
 
 
 def _asked(sizes: Mapping[str, int]) -> str:

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from ops.keywords import hyperbf
 from configs import cifar10, imagenet, text
 from hbf.data.datasets import describe
 from hbf.errors import UserError
-from hbf.hardware import report
+from hbf.hardware import programs, report
 from hbf.hardware.programs import plan_of, trace_programs
 from hbf.hardware.report import check_fit, describe_programs, hash_program, markdown
 from hbf.hardware.topologies import Topology, parse_topology
@@ -193,15 +194,11 @@ def test_a_batch_that_the_devices_cannot_share_is_refused(toy, here):
     describe_programs(toy(**{'train.batch_size': 30}), parse_topology('v5e-4'))
 
 
-def test_kernels_for_tpus_are_refused_for_absent_gpus(toy, here, monkeypatch):
-  made, gpu = jax.sharding.Mesh.abstract_mesh.func, jax.sharding.AbstractDevice('NVIDIA H200', 132, 'gpu')
-  monkeypatch.setattr(
-    jax.sharding.Mesh, 'abstract_mesh', property(lambda mesh: made(mesh).update(abstract_device=gpu))
-  )
-  monkeypatch.setattr(report, '_compile', None)
-  config = toy('model=hyperbf', **STATISTICS, **{'model.stage2.implementation': 'pallas'})
-  with pytest.raises(UserError, match='implementation pallas is for TPUs, and the platform is gpu'):
-    describe_programs(config, parse_topology('h200-1'))
+def test_kernels_for_tpus_are_refused_for_absent_gpus(toy, monkeypatch):
+  gpus = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform='cuda')]))
+  monkeypatch.setattr(programs, 'make_mesh', lambda *_: gpus)
+  with pytest.raises(UserError, match='implementation pallas is for TPUs, and the platform is cuda'):
+    trace_programs(toy('model=hyperbf', **STATISTICS, **{'model.stage2.implementation': 'pallas'}), jax.devices())
 
 
 def test_cudnn_is_asked_of_the_chip_not_of_this_machine():

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from hbf.ops.distances import distances
 from hbf.ops.fast import pallas
 from hbf.ops.fast.sums import kernel_sums
 from hbf.tasks.images import ImageTask
-from hbf.training.experiment import prepare
+from hbf.training import experiment
 from hbf.training.loop import train
 from hbf.training.sharding import make_mesh
 from hbf.training.units import EXAMPLES
@@ -139,11 +140,11 @@ def test_devices_of_a_mesh_count_not_those_of_this_machine(platform, monkeypatch
 
 
 def test_a_run_on_a_gpu_is_refused_before_its_data_are_read(toy, monkeypatch):
-  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
-  config = toy('model=hyperbf', **{'model.stage2.implementation': 'pallas'})
+  gpus = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform='gpu')]))
+  monkeypatch.setattr(experiment, 'make_mesh', lambda *_: gpus)
   monkeypatch.setattr(ImageTask, 'open', None)
   with pytest.raises(UserError, match=REFUSED):
-    prepare(config)
+    experiment.prepare(toy('model=hyperbf', **{'model.stage2.implementation': 'pallas'}))
 
 
 def sharded_step(mesh):

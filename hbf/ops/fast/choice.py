@@ -108,6 +108,10 @@ def _check_pallas(dtype: jnp.dtype) -> None:
     raise UserError('implementation pallas computes in float32, and there are float64 arrays: use xla or plain')
   # The devices of a mesh may be absent (`hbf compile`), and then differ from those of this process.
   device = jax.sharding.get_abstract_mesh().abstract_device
-  platform = device.platform if device else jax.default_backend()
+  check_pallas_platform(device.platform if device else jax.default_backend())
+
+
+def check_pallas_platform(platform: str) -> None:
+  """Raise UserError if devices of this platform, such as 'gpu', cannot run the Pallas kernels."""
   if platform not in ('tpu', 'cpu'):  # a CPU interprets the kernels, for tests
     raise UserError(f'implementation pallas is for TPUs, and the platform is {platform}: use implementation xla')
