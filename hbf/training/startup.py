@@ -150,10 +150,10 @@ def begin(
   """
   first = next(experiment.inputs['train'].stacks(experiment.order, 0, [1], experiment.steps_per_call))
   with jax.set_mesh(experiment.mesh):
-    shapes = with_sharding(jax.eval_shape(*initialization(experiment, first)), experiment.mesh)
+    shapes, initialize = initialization(experiment, first)
     with futures.ThreadPoolExecutor(1) as pool:
       compiling = pool.submit(compile_steps, experiment, shapes, first)
-      state, step, stopwatch = restore_or_init(experiment, shapes, first, checkpoints, console)
+      state, step, stopwatch = restore_or_init(experiment, shapes, initialize, checkpoints, console)
       compiled = compiling.result()
     processes.barrier(experiment.mesh)
   if stopped():
@@ -166,21 +166,36 @@ def begin(
   return Begun(state, step, stopwatch, *compiled, units, histograms, images)
 
 
-def initialization(experiment: Experiment, first: Batch) -> tuple[Any, ...]:
-  """Return the function that makes a fresh state (`hbf.training.programs.make_init`), and its arguments."""
-  given = experiment.initial.params if experiment.initial else {}
-  return make_init(experiment, experiment.objective), experiment.inputs['train'].resident, first, given
+def initialization(experiment: Experiment, first: Batch) -> tuple[TrainState, Callable[[], TrainState]]:
+  """Return the shapes of the state with their shardings, and a function that makes a fresh state.
+
+  `first` is the first stack of batches (`hbf.data.pipeline.inputs`). Fresh parameters may depend on its first batch.
+  """
+  init, mesh = make_init(experiment, experiment.objective), experiment.mesh
+  arguments = experiment.inputs['train'].resident, first, experiment.initial.params if experiment.initial else {}
+  shapes = with_sharding(jax.eval_shape(init, *arguments), mesh)
+
+  def initialize() -> TrainState:
+    compiled = jax.jit(init, out_shardings=state_sharding(mesh, shapes)).lower(*arguments).compile()
+    processes.barrier(mesh)
+    return compiled(*arguments)
+
+  return shapes, initialize
 
 
 def restore_or_init(
-  experiment: Experiment, shapes: TrainState, first: Batch, checkpoints: Checkpoints, console: Console
+  experiment: Experiment,
+  shapes: TrainState,
+  initialize: Callable[[], TrainState],
+  checkpoints: Checkpoints,
+  console: Console,
 ) -> tuple[TrainState, int, Stopwatch]:
   """Return the state, step and stopwatch of the newest readable checkpoint, or of a fresh run at step 0.
 
   Args:
     experiment: the run.
     shapes: the shapes of the state, with their shardings.
-    first: the first stack of batches (`hbf.data.pipeline.inputs`). Fresh parameters may depend on its first batch.
+    initialize: a function that makes a fresh state.
     checkpoints: the saved states.
     console: where the run says if it continues or begins.
   """
@@ -194,10 +209,7 @@ def restore_or_init(
     return found.state, found.step, Stopwatch(**found.about)
   if experiment.initial:
     say(console, f'starts from {experiment.initial.source}')
-  init, *arguments = initialization(experiment, first)
-  compiled = jax.jit(init, out_shardings=state_sharding(experiment.mesh, shapes)).lower(*arguments).compile()
-  processes.barrier(experiment.mesh)
-  return compiled(*arguments), 0, Stopwatch()
+  return initialize(), 0, Stopwatch()
 
 
 def compile_steps(experiment: Experiment, shapes: TrainState, first: Batch) -> tuple[Steps, float]:
