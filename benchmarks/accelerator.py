@@ -38,6 +38,7 @@ from hbf.config.recipes import make_config
 from hbf.config.resolve import resolve
 from hbf.errors import UserError, choose
 from hbf.models.build import DTYPES
+from hbf.ops.fast.choice import PALLAS_PLATFORMS
 from hbf.training.checkpoints import Checkpoints
 from hbf.training.loop import train
 from hbf.training.machine import keep_compiled_programs, keep_freed_memory
@@ -162,8 +163,8 @@ def correctness_parts(options: argparse.Namespace) -> Iterator[Part]:
 
 
 def runs_pallas() -> bool:
-  """Return True unless the device is a GPU. The Pallas kernels are for TPUs, and a CPU interprets them."""
-  return jax.default_backend() != 'gpu'
+  """Return True if the device can run the Pallas kernels."""
+  return jax.default_backend() in PALLAS_PLATFORMS
 
 
 def step_parts(options: argparse.Namespace) -> Iterator[Part]:

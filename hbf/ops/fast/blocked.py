@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from hbf.ops.basis import RadialBasis
 from hbf.ops.distances import Distances, distances, keep_short, products, sum_dtype
-from hbf.ops.fast.sums import Sums, blocks_in_memory
+from hbf.ops.fast.sums import Sums, blocks_in_memory, kernel_sums
 from hbf.ops.normalization import NORMALIZATIONS, Normalization
 from hbf.ops.parts import join, split
 from hbf.ops.union import PartialSum
@@ -54,7 +54,6 @@ def hyperbf_from_sums(
 
 
 def partial_from_sums(
-  summation: Summation,
   points: Float[Array, '... N D'],
   centers: Float[Array, '... A D'],
   coefficients: Float[Array, '... A V'],
@@ -62,10 +61,10 @@ def partial_from_sums(
   mask: None = None,
   causal: bool = False,
 ) -> PartialSum:
-  """Compute a `PartialSum` from the sums that `summation` returns. Arguments as in `hyperbf_from_sums`."""
+  """Compute a `PartialSum` from the sums of XLA's form (`kernel_sums`). Arguments as in `hyperbf_from_sums`."""
   assert mask is None and not causal
   scaled, coefficients, log_gain, leading = _scaled_distances(points, centers, coefficients, basis)
-  sums = summation.sums(scaled, coefficients, basis.log_kernel)
+  sums = kernel_sums(scaled, coefficients, basis.log_kernel)
   values = _finish(sums, coefficients, NORMALIZATIONS['sum'], log_gain).astype(coefficients.dtype)
   # The gradient of log_peak is 0, as it has to be: Z = A k̄ max K does not depend on the number that divides K.
   log_normalizer = jnp.log(coefficients.shape[-2] * sums.moments.mean) + sums.moments.log_peak
