@@ -134,8 +134,8 @@ class HeadAndCenters(NearestMeanInMetric):
   def learn(self, new: Labeled, trial: Trial) -> Scores:
     """Return a function from images to the logits of base and new classes.
 
-    The logit of a new class c is the greatest base logit plus (d_b² − d_c² + e) / 2. Here d_c is the distance to the
-    center of class c, and d_b is the distance to the center of the head's answer b. The option `offset` is e, divided
+    Let b be the head's answer, a base class. The logit of a new class c is b's logit plus (d_b² − d_c² + e) / 2. Here
+    d_b and d_c are the distances of the image's features to the centers of b and c. The option `offset` is e, divided
     by the mean squared distance of a base image to the mean of its class.
     """
     near = super().learn(new, trial)

@@ -120,7 +120,10 @@ class TextEditor(Editor):
 
 
 def passages_of(text: np.ndarray, tokenizer: Tokenizer, length: int, seed: int = 0) -> Passages:
-  """Return random passages of a text. A copy of a text follows one of them in a window of `length` tokens."""
+  """Return random passages of the tokens [L] of a training text, to put before examples.
+
+  An example and the passage before it fill a window of `length` tokens.
+  """
   try:
     line_break = int(tokenizer.encode(b'\n')[0])
   except UserError:  # a vocabulary without line breaks

@@ -93,8 +93,8 @@ class _Block(NamedTuple):
   Attributes:
     distances: references to the parts of the distances, with center_norms and scale as rows [1, A].
     coefficients: reference to the coefficients, [A, V].
-    given: () in the forward pass. In the backward pass, references to five arrays of a
-      `hbf.ops.fast.sums.ResponseCotangents`: given, the three arrays of its field of_moments, and log_peak.
+    given: () in the forward pass. In the backward pass, references to the five arrays of a
+      `hbf.ops.fast.sums.ResponseCotangents`: the one of its field `given`, the three of `of_moments`, and `log_peak`.
     remaining: number of centers from the block's first center to the last center that is not padding.
   """
 
