@@ -343,9 +343,9 @@ class Path(NamedTuple):
   roots: tuple[np.ndarray, np.ndarray]
 
   def step(self, damping: float) -> np.ndarray:
-    """Return the change [A + 1, D] of the weights that minimizes q in the Krylov space.
+    """Return the change [A + 1, D] of the layer's weights that minimizes q, the damped quadratic model of the loss.
 
-    The λ of q is `damping` times the greatest eigenvalue of `matrix`.
+    The damping λ of q is `damping` times the greatest eigenvalue of `matrix`.
     """
     ridge = damping * np.linalg.eigvalsh(self.matrix)[-1]
     start = self.slope * np.eye(len(self.matrix))[0]

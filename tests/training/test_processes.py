@@ -157,12 +157,14 @@ def launch(tmp_path):
   """Return a function that starts the processes of docs/how-to/devices.md. It writes their output and statuses."""
   shells = []
 
-  def start(workdir, flags='', **changes):
+  def start(workdir, flags='', count=2, **changes):
     page = (ROOT / 'docs' / 'how-to' / 'devices.md').read_text()
     lines = re.search(r'Two processes on one machine.*?```sh\n(.*?)```', page, re.DOTALL)[1]
     config = ' '.join(f"'--config.{key}={value}'" for key, value in changes.items())
     command = f'bash {tmp_path}/noted.sh $process {sys.executable} -m hbf'
     for old, new in (
+      ('in 0 1;', f'in {" ".join(map(str, range(count)))};'),
+      ('--processes=2', f'--processes={count}'),
       ('9876', str(processes.free_port())),
       ('hbf', command),
       ('--workdir=runs/two', f'--config=configs/digits.py:model=vit --workdir={workdir} {flags} {config}'),
@@ -184,12 +186,16 @@ def when_reported(workdir, shell):
   while not read_metrics(workdir):
     assert shell.poll() is None
     time.sleep(0.02)
-  return [int((workdir.parent / f'{process}.pid').read_text()) for process in range(2)]
+  return _numbers(workdir.parent, '*.pid')
 
 
 def statuses(folder):
   """Return the exit statuses of the processes."""
-  return [int((folder / f'{process}.status').read_text()) for process in range(2)]
+  return _numbers(folder, '*.status')
+
+
+def _numbers(folder, pattern):
+  return [int(path.read_text()) for path in sorted(folder.glob(pattern))]
 
 
 # Every parameter is shared by both processes.
@@ -273,17 +279,20 @@ def test_a_loss_has_a_status_of_its_own_and_other_errors_pass(monkeypatch, kind)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('index', [0, 1])
-def test_an_elastic_run_that_loses_a_process_goes_on_alone(tmp_path, digits_dir, launch, index):
+@pytest.mark.parametrize(('count', 'index'), [(2, 0), (2, 1), (3, 0), (3, 1)])
+def test_an_elastic_run_that_loses_a_process_goes_on_with_the_others(tmp_path, digits_dir, launch, count, index):
   """Process 0 has the coordinator and the lock of the run folder. Its child must end with the killed supervisor."""
   workdir = tmp_path / 'two'
   any_devices = {'mesh.data': -1, 'mesh.fsdp': 1, 'mesh.tensor': 1}
-  shell = launch(workdir, '--elastic', **TOY | any_devices | {'train.epochs': 3.0, 'data.dir': digits_dir})
+  changes = any_devices | {'train.epochs': 3.0, 'train.batch_size': 48, 'data.dir': digits_dir}
+  shell = launch(workdir, '--elastic', count, **TOY | changes)
   os.kill(when_reported(workdir, shell)[index], signal.SIGKILL)
   shell.wait(600)
-  assert [statuses(tmp_path)[i] for i in (index, 1 - index)] == [128 + signal.SIGKILL, 0]
-  said = (tmp_path / str(1 - index)).read_text()
-  assert 'processes left: 1 of 2' in said and 'goes on after step' in said
+  others = [process for process in range(count) if process != index]
+  expected = dict.fromkeys(others, 0) | {index: 128 + signal.SIGKILL}
+  assert dict(enumerate(statuses(tmp_path))) == expected
+  said = (tmp_path / str(others[0])).read_text()
+  assert f'processes left: {count - 1} of {count}' in said and 'goes on after step' in said
   reports = [line['step'] for line in read_metrics(workdir) if line['split'] == 'train']
   assert reports == [*range(2, reports[-1], 2), reports[-1]]
   assert (workdir / 'result.json').exists()
