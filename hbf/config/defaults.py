@@ -90,9 +90,9 @@ COMMON = {
   'model.expansion': Key(
     None,
     POSITIVE,
-    'Default number of units of a block, divided by the width. The recipe sets it. Keys such as '
-    'model.stage2.centers that are empty get their number of units from it. config.json has these numbers and lacks '
-    'this key.',
+    'Default number of units of a block, divided by the width. The recipe sets it. If a number of units, such as '
+    'model.stage2.centers, is empty, it is computed from this key. The stored config.json has the computed numbers '
+    'instead of this key.',
   ),
   'model.dropout': Key(0.0, _TRUNK['dropout'], 'Dropout rate after the embedding and after each stage.'),
   'model.dtype': Key('float32', one_of(DTYPES), 'Type of the matrix products. Parameters are float32.'),

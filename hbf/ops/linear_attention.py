@@ -43,7 +43,7 @@ class State(NamedTuple):
 
   Attributes:
     sums: Σ_j φ(k_j) (v_j, 1)ᵀ exp(−log_peak), float32 [..., m, V + 1].
-    log_peak: the largest log_scale of the keys so far, float32 [..., 1, 1].
+    log_peak: the largest `Features.log_scale` of the keys so far, float32 [..., 1, 1].
   """
 
   sums: jax.Array

@@ -98,10 +98,10 @@ class ArraySource:
     """Return `labels`, the target of every example."""
     return self.labels
 
-  def traits(self, sample: np.ndarray) -> Iterable[bytes]:
-    """Return the targets of all examples and the images of the examples `sample`, int [n], as bytes.
+  def fingerprint_parts(self, sample: np.ndarray) -> Iterable[bytes]:
+    """Return bytes for the fingerprint of the data; see `hbf.data.images.sources.Stored`.
 
-    These bytes are for the fingerprint of the data; see `hbf.data.images.sources.Stored`.
+    They are the targets of all examples, and the images of the examples whose indices are in `sample`, int [n].
     """
     return (self.labels.tobytes(), self.images[sample].tobytes())
 

@@ -48,12 +48,12 @@ class CachedSource:
     """Return `labels`, the target of every image."""
     return self.labels
 
-  def traits(self, sample: np.ndarray) -> Iterable[bytes]:
+  def fingerprint_parts(self, sample: np.ndarray) -> Iterable[bytes]:
     """Return bytes for the fingerprint of the data, from the examples `sample`, int [n], of the original source.
 
     See `hbf.data.images.sources.Stored`.
     """
-    return sources.traits(self.source, sample)
+    return sources.fingerprint_parts(self.source, sample)
 
   @functools.cached_property
   def _images(self) -> np.ndarray:

@@ -85,10 +85,10 @@ class EncodedSource(abc.ABC):
       for _ in pool.map(check, indices):
         pass
 
-  def traits(self, sample: np.ndarray) -> Iterator[bytes]:
-    """Yield facts about all examples as bytes, then the encoded image of each example in `sample`, int [n].
+  def fingerprint_parts(self, sample: np.ndarray) -> Iterator[bytes]:
+    """Yield bytes for the fingerprint of the data; see `hbf.data.images.sources.Stored`.
 
-    These bytes are for the fingerprint of the data; see `hbf.data.images.sources.Stored`.
+    They are facts about all examples, and the encoded image of each example whose index is in `sample`, int [n].
     """
     yield from self.facts()
     with futures.ThreadPoolExecutor(THREADS) as pool:

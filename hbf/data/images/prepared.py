@@ -47,10 +47,10 @@ class TfdsSource:
     records = itertools.chain.from_iterable(self._records.__getitems__([*part]) for part in parts)
     return np.fromiter((_fields(record)[1] for record in records), np.int64, len(self))
 
-  def traits(self, sample: np.ndarray) -> Iterator[bytes]:
-    """Yield the class and the stored image of each example in `sample`, int [n], as bytes.
+  def fingerprint_parts(self, sample: np.ndarray) -> Iterator[bytes]:
+    """Yield bytes for the fingerprint of the data; see `hbf.data.images.sources.Stored`.
 
-    These bytes are for the fingerprint of the data; see `hbf.data.images.sources.Stored`.
+    They are the class and the stored image of each example whose index is in `sample`, int [n].
     """
     for record in self._records.__getitems__(sample.tolist()):
       encoded, label = _fields(record)

@@ -61,7 +61,7 @@ class Labeled(Protocol):
 class Stored(Protocol):
   """A source whose fingerprint does not depend on the size that its images are resized to."""
 
-  def traits(self, sample: np.ndarray) -> Iterable[bytes]:
+  def fingerprint_parts(self, sample: np.ndarray) -> Iterable[bytes]:
     """Return bytes from which a fingerprint of the source is computed.
 
     The bytes contain the targets and the stored images of the examples `sample`. They may also contain facts about
@@ -131,13 +131,13 @@ def check(source: Source, indices: np.ndarray) -> None:
     source.check(indices)
 
 
-def traits(source: Source, sample: np.ndarray) -> Iterable[bytes]:
+def fingerprint_parts(source: Source, sample: np.ndarray) -> Iterable[bytes]:
   """Return bytes from which the fingerprint of a source is computed; see `Stored`.
 
   The bytes depend at least on the examples `sample`, int [n].
   """
   if isinstance(source, Stored):
-    return source.traits(sample)
+    return source.fingerprint_parts(sample)
   return (part for image, label in read(source, sample) for part in (str(label).encode(), image.tobytes()))
 
 

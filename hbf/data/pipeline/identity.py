@@ -5,7 +5,6 @@ from typing import Any
 
 from hbf.data.images import sources
 from hbf.data.images.dataset import Dataset
-from hbf.data.images.sources import Source
 from hbf.data.images.targets import CLASSES
 from hbf.data.pipeline import order
 
@@ -44,10 +43,7 @@ def identity(dataset: Dataset) -> dict[str, Any]:
 def _fingerprint(dataset: Dataset) -> str:
   parts = [name.encode() for name in dataset.classes]
   for split, source in sorted(dataset.splits.items()):
-    parts += [split.encode(), str(len(source)).encode(), *_traits(source)]
+    sample = order.evenly_spaced(len(source), _SAMPLED)
+    parts += [split.encode(), str(len(source)).encode(), *sources.fingerprint_parts(source, sample)]
   # Hash each part first: other parts could have the same concatenation.
   return hashlib.sha256(b''.join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
-
-
-def _traits(source: Source) -> list[bytes]:
-  return list(sources.traits(source, order.evenly_spaced(len(source), _SAMPLED)))
