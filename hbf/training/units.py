@@ -38,8 +38,9 @@ def make_unit_report(experiment: Experiment, stack: Batch) -> UnitReport | None:
   model, task = unrolled(experiment.model), experiment.task
 
   def shares(params: Any, resident: Resident, stack: Batch) -> dict[str, dict[str, jax.Array]]:
-    batch = jax.tree.map(lambda z: z[0, :EXAMPLES], stack)
-    inputs = task.eval_batch(resident, batch).inputs
+    batch = jax.tree.map(lambda z: z[0], stack)
+    # Devices share a whole batch evenly, but not any number of its examples.
+    inputs = jax.tree.map(lambda z: z[:EXAMPLES], task.eval_batch(resident, batch).inputs)
     _, sown = model.apply({'params': params}, inputs, train=False, mutable=['responses'])
     found = {block: stages['stage2']['responses'][0] for block, stages in sown.get('responses', {}).items()}
     return {block: _shares(jnp.moveaxis(r, 0, 1).reshape(r.shape[1], -1)) for block, r in found.items()}

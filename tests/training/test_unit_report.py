@@ -16,7 +16,8 @@ def units(workdir):
 
 
 def test_a_run_logs_its_units_at_the_start_and_at_each_evaluation(toy, tmp_path):
-  train(toy(**{'train.epochs': 2.0}), tmp_path / 'run', QUIET, ONE)
+  """Three devices share a batch of 48 images, but could not share the images of the report evenly."""
+  train(toy(**{'train.epochs': 2.0, 'train.batch_size': 48}), tmp_path / 'run', QUIET, jax.devices()[:3])
   evaluated = [line['step'] for line in read_metrics(tmp_path / 'run') if line['split'] == 'validation']
   found = units(tmp_path / 'run')
   assert [*found] == [0, *evaluated]
