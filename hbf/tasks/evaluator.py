@@ -62,6 +62,7 @@ class Evaluator:
     self.batch_size = batch_size
     self._task = task
     self._mesh = replicated.mesh
+    self._replicated = replicated
     self._zeros = jax.jit(task.empty_counts, out_shardings=replicated)
 
     def outputs(variables: Any, inputs: jax.Array) -> jax.Array:
@@ -82,6 +83,22 @@ class Evaluator:
       return counts, {**per_example, _REAL: batch['index'] >= 0}
 
     self.step = jax.jit(step, donate_argnums=0, out_shardings=replicated)
+    self._compiled: dict[int, Callable[..., Any]] = {}  # by the number of examples of a split
+
+  def compile(self, params: Any, examples: int, resident: Resident, batch: Batch) -> None:
+    """Compile the step for a split before its examples are needed, so that a mistake shows early.
+
+    Args:
+      params: the shapes of the parameters, with their shardings.
+      examples: the number of examples of the split.
+      resident: the shapes of the split's attribute `Input.resident`, with their shardings.
+      batch: the shapes of a batch of `rows(examples)` examples, with their shardings.
+    """
+    counts = jax.tree.map(
+      lambda z: jax.ShapeDtypeStruct(z.shape, z.dtype, sharding=self._replicated), jax.eval_shape(self._zeros)
+    )
+    with jax.set_mesh(self._mesh):  # type: ignore[arg-type]  # not an abstract one
+      self._compiled[examples] = self.step.lower(counts, {'params': params}, resident, batch).compile()
 
   def rows(self, examples: int) -> int:
     """Return the batch size for a split of `examples` examples. It is less than `batch_size` for a small split."""
@@ -100,13 +117,14 @@ class Evaluator:
       Interrupted: `stopped` returned True.
     """
     order = EvalOrder(len(split), self.rows(len(split)))
+    step = self._compiled.get(len(split), self.step)
     counts, rows = self._zeros(), list[dict[str, jax.Array]]()
     with contextlib.closing(split.batches(order, 0, len(order))) as batches:
       for batch in batches:
         if stopped():
           raise Interrupted
         with jax.set_mesh(self._mesh):  # type: ignore[arg-type]  # not an abstract one
-          counts, per_row = self.step(counts, {'params': params}, split.resident, batch)
+          counts, per_row = step(counts, {'params': params}, split.resident, batch)
         jax.block_until_ready(rows[-1:])  # at most one batch waits behind the running one
         rows.append(per_row)
     fetched = jax.device_get(rows)

@@ -44,7 +44,10 @@ class Reporter:
     # A program makes the zeros: with several processes, `device_put` would compare their values.
     self._zeros = jax.jit(Totals.zeros, out_shardings=replicated(experiment.mesh))
     self._zero_norms = jax.jit(GradientNorms.zeros, out_shardings=replicated(experiment.mesh))
-    self._sigmas = jax.jit(mean_sigmas, out_shardings=replicated(experiment.mesh))
+    # One program, because each small one would take time to compile.
+    self._rate_and_sigmas = jax.jit(
+      lambda step, params: (experiment.schedule(step), mean_sigmas(params)), out_shardings=replicated(experiment.mesh)
+    )
     self._pending: tuple[int, Totals, Any, Any, Any, Any] | None = None
     self._skipped = 0
     self._counted = stopwatch.steps, stopwatch.seconds
@@ -64,10 +67,11 @@ class Reporter:
     """
     # The rate and the sigmas are computed now. The next call donates the parameters, and the rate would wait for it.
     skipped = None if state.skips is None else jnp.copy(state.skips.total)
-    rate = self._experiment.schedule(step - 1 if skipped is None else jnp.maximum(step - 1 - skipped, 0))
+    taken = step - 1 if skipped is None else jnp.maximum(step - 1 - skipped, 0)
+    rate, sigmas = self._rate_and_sigmas(taken, state.params)
     if self._experiment.config.optimizer.schedule == 'plateau':
       rate = rate * scale_of(state)
-    self._pending = step, state.totals, rate, self._sigmas(state.params), skipped, state.norms
+    self._pending = step, state.totals, rate, sigmas, skipped, state.norms
     return state.replace(totals=self._zeros(), norms=None if state.norms is None else self._zero_norms())
 
   def flush(self) -> None:

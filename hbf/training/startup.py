@@ -26,7 +26,7 @@ from hbf.training.lengthen import lengthen
 from hbf.training.machine import device_name
 from hbf.training.pictures import Histograms, make_histograms, training_images, wants_pictures
 from hbf.training.programs import jit_steps, make_init
-from hbf.training.sharding import state_sharding, with_sharding
+from hbf.training.sharding import batch_sharding, state_sharding, with_sharding
 from hbf.training.state import TrainState, former_state
 from hbf.training.stopwatch import Stopwatch
 from hbf.training.units import UnitReport, make_unit_report
@@ -144,9 +144,9 @@ class Begun:
 def begin(
   experiment: Experiment, checkpoints: Checkpoints, stopped: Callable[[], bool], console: Console
 ) -> Begun | None:
-  """Restore or initialize the state, and compile the steps. Return None if `stopped` returns True meanwhile.
+  """Restore or initialize the state, and compile all programs. Return None if `stopped` returns True meanwhile.
 
-  The steps compile in a thread, because the program that initializes the state takes as long to compile.
+  The steps compile in a thread, because all other programs together take as long to compile.
   """
   first = next(experiment.inputs['train'].stacks(experiment.order, 0, [1], experiment.steps_per_call))
   with jax.set_mesh(experiment.mesh):
@@ -154,12 +154,13 @@ def begin(
     with futures.ThreadPoolExecutor(1) as pool:
       compiling = pool.submit(compile_steps, experiment, shapes, first)
       state, step, stopwatch = restore_or_init(experiment, shapes, initialize, checkpoints, console)
+      compile_evaluations(experiment, shapes.params)
+      units = make_unit_report(experiment, shapes.params, first) if experiment.config.log.units else None
       compiled = compiling.result()
     processes.barrier(experiment.mesh)
   if stopped():
     say(console, f'stopped before step {step + 1}; the same command goes on from there')
     return None
-  units = make_unit_report(experiment, first) if experiment.config.log.units else None
   pictures = wants_pictures(experiment)
   histograms = make_histograms(experiment) if pictures else None
   images = training_images(experiment, first) if pictures and not step else None
@@ -210,6 +211,17 @@ def restore_or_init(
   if experiment.initial:
     say(console, f'starts from {experiment.initial.source}')
   return initialize(), 0, Stopwatch()
+
+
+def compile_evaluations(experiment: Experiment, params: Any) -> None:
+  """Compile the evaluations of validation and test. `params` has the parameters' shapes and shardings."""
+  evaluators = [experiment.evaluator, *([experiment.copies_evaluator] if experiment.copies_evaluator else [])]
+  for name, source in experiment.splits.items():
+    if name != 'train':
+      for evaluator in evaluators:
+        rows = evaluator.rows(len(source))
+        inputs = experiment.task.abstract_inputs(source, batch_sharding(experiment.mesh), rows)
+        evaluator.compile(params, len(source), *inputs)
 
 
 def compile_steps(experiment: Experiment, shapes: TrainState, first: Batch) -> tuple[Steps, float]:

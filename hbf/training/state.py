@@ -10,6 +10,7 @@ import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from hbf.data.pipeline.inputs import Batch, Resident
@@ -18,6 +19,7 @@ from hbf.errors import UserError
 from hbf.ops.parts import split
 from hbf.tasks.task import ModelBatch, Task, TaskLoss
 from hbf.training.distillation import Distillation, WithTeacher
+from hbf.training.on_host import on_host
 from hbf.training.schema import with_gone
 
 
@@ -263,7 +265,11 @@ def check_finite(step: int, *values: float) -> None:
 
 def check_finite_state(step: int, state: TrainState) -> None:
   """Raise Diverged unless the loss, the parameters and their average are finite after a step."""
-  finite = bool(all_finite((state.params, state.average)))
+  leaves = jax.tree.leaves((state.params, state.average))
+  here = [on_host(leaf) for leaf in leaves]
+  large = [leaf for leaf, values in zip(leaves, here, strict=True) if values is None]
+  finite = all(np.isfinite(values).all() for values in here if values is not None)
+  finite = finite and (not large or bool(all_finite(large)))
   check_finite(step, float(state.totals.loss), 0.0 if finite else float('nan'))
 
 

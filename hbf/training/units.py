@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from hbf.data.pipeline.inputs import Batch, Resident
 from hbf.evaluation.unit_health import correlations, doubled, unit_health
-from hbf.models.build import abstract_params, unrolled
+from hbf.models.build import unrolled
 from hbf.training.experiment import Experiment
 from hbf.training.sharding import replicated
 
@@ -22,7 +22,7 @@ WORSE = 10.0  # percentage points by which this share must grow before the next 
 UnitReport = Callable[[Any], dict[str, dict[str, float]]]
 
 
-def make_unit_report(experiment: Experiment, stack: Batch) -> UnitReport | None:
+def make_unit_report(experiment: Experiment, params: Any, stack: Batch) -> UnitReport | None:
   """Return a function from parameters to the percentages of dead, constant and doubled units, by block.
 
   Here a unit is dead if all its responses are 0 up to rounding. Gradients are not tested. No unit is both dead and
@@ -30,6 +30,7 @@ def make_unit_report(experiment: Experiment, stack: Batch) -> UnitReport | None:
 
   Args:
     experiment: the run.
+    params: the shapes of the parameters, with their shardings.
     stack: several batches, stacked along a new first axis. The first one is used.
 
   Returns:
@@ -46,15 +47,14 @@ def make_unit_report(experiment: Experiment, stack: Batch) -> UnitReport | None:
     return {block: _shares(jnp.moveaxis(r, 0, 1).reshape(r.shape[1], -1)) for block, r in found.items()}
 
   resident = experiment.inputs['train'].resident
-  params = abstract_params(experiment.model, task.shape)
   with jax.set_mesh(experiment.mesh):
-    if not jax.eval_shape(shares, params, resident, stack):
+    lowered = jax.jit(shares, out_shardings=replicated(experiment.mesh)).lower(params, resident, stack)
+    if not lowered.out_info:
       return None
-  program = jax.jit(shares, out_shardings=replicated(experiment.mesh))
+    program = lowered.compile()
 
   def report(params: Any) -> dict[str, dict[str, float]]:
-    with jax.set_mesh(experiment.mesh):
-      return jax.tree.map(float, jax.device_get(program(params, resident, stack)))
+    return jax.tree.map(float, jax.device_get(program(params, resident, stack)))
 
   return report
 

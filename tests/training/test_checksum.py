@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from hbf.training import on_host as small
 from hbf.training.checksum import checksum
 
 
@@ -26,6 +27,15 @@ def test_it_is_the_same_however_arrays_lie():
     }
     assert checksum(placed) == checksum(tree())
   assert checksum(jax.tree.map(np.asarray, tree())) == checksum(tree())
+
+
+def test_host_and_devices_agree(monkeypatch):
+  with jax.enable_x64(True):
+    arrays = tree() | {'wide': jnp.arange(6.0).reshape(2, 3) / 7, 'empty': jnp.zeros((0, 3))}
+    assert arrays['wide'].dtype == jnp.float64
+    on_host = checksum(arrays)
+    monkeypatch.setattr(small, 'SMALL', -1)
+    assert checksum(arrays) == on_host
 
 
 def test_every_bit_and_every_place_counts():

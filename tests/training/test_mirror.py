@@ -3,6 +3,7 @@
 import contextlib
 import pathlib
 import shutil
+import signal
 import time
 
 import fsspec
@@ -197,9 +198,12 @@ def test_a_process_that_was_asleep_changes_nothing(tmp_path):
 
 
 def test_a_run_that_loses_its_lock_is_stopped_like_by_ctrl_c():
+  begin, former = time.monotonic(), signal.signal(signal.SIGINT, signal.default_int_handler)  # xdist ignores SIGINT
   with pytest.raises(UserError, match='taken over'), mirrored(ADDRESS, QUIET), contextlib.suppress(KeyboardInterrupt):
     Lock(Bucket(ADDRESS), mirror._owner(mirror._home(Bucket(ADDRESS))), print)
     time.sleep(60)
+  signal.signal(signal.SIGINT, former)
+  assert time.monotonic() - begin < 30
 
 
 def test_what_cannot_be_used_is_refused_in_a_line(tmp_path, monkeypatch):
