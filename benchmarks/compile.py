@@ -1,7 +1,7 @@
-"""Compilation of a train step: seconds without and with the persistent cache, instructions, memory.
+"""Compilation of the train step of each recipe: seconds without and with the persistent cache, and memory.
 
 python -m benchmarks.compile
-python -m benchmarks.compile --models hyperbf --depths 12 --forms scanned,recomputed
+python -m benchmarks.compile --models hyperbf --configs digits,cifar10:recipe=laptop
 """
 
 import tempfile
@@ -9,67 +9,56 @@ import time
 from typing import Any
 
 import jax
-from ml_collections import ConfigDict
 
 from benchmarks.common import parser, report
-from benchmarks.models import make_training, random_batch
-from hbf.config.recipes import make_config
+from hbf.config.datasets import get_config
 from hbf.config.resolve import resolve
-from hbf.training.machine import keep_freed_memory
+from hbf.hardware.programs import trace_programs
 
-FORMS: dict[str, dict[str, bool]] = {
-  'unrolled': {},
-  'scanned': {'scan_layers': True},
-  'recomputed': {'scan_layers': True, 'remat': True},
-}
+CONFIGS = ('digits', *(f'cifar10:recipe={recipe}' for recipe in ('small', 'laptop', 'memo', 'strong')))
+CONFIGS += ('shakespeare', 'imagenet:size=small', 'imagenet:size=base')
 
 
 def main() -> None:
-  """Print a row for every model, depth and form of its blocks."""
+  """Print a row for every config and model, with the blocks one after another and in a scan."""
   flags = parser(__doc__)
   flags.add_argument('--models', default='hyperbf,vit')
-  flags.add_argument('--depths', default='4,12')
-  flags.add_argument('--forms', default='unrolled,scanned', help=f'of {", ".join(FORMS)}')
+  flags.add_argument('--configs', default=','.join(CONFIGS))
   options = flags.parse_args()
-  keep_freed_memory()
   rows = []
   with tempfile.TemporaryDirectory() as folder:
     jax.config.update('jax_compilation_cache_dir', folder)
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
-    for model in options.models.split(','):
-      for depth in map(int, options.depths.split(',')):
-        rows += [measure(model, depth, form) for form in options.forms.split(',')]
-  report('compile', 'Train step of recipe small on CIFAR-10, batch 256', rows, options.out)
+    for config in options.configs.split(','):
+      for model in options.models.split(','):
+        rows += [measure(config, model, scan) for scan in (False, True)]
+  report('compile', 'Train step, float32', rows, options.out)
 
 
-def measure(model: str, depth: int, form: str) -> dict[str, Any]:
-  """Return the row of a model. Its train step is compiled twice, the second time from the cache."""
-  config = resolve(make_config(f'model={model},recipe=small', {'name': 'cifar10'})).unlock()
-  config.model.update(depth=depth, **FORMS[form])
-  _, compiled, cold = lower_and_compile(config)
+def measure(config: str, model: str, scan: bool) -> dict[str, Any]:
+  """Return the row of a config and a model. Its train step is compiled twice, the second time from the cache."""
+  trace, compiled, cold = lower_and_compile(config, model, scan)
   jax.clear_caches()
-  trace, _, warm = lower_and_compile(config)
+  _, _, warm = lower_and_compile(config, model, scan)
   return {
+    'config': config,
     'model': model,
-    'depth': depth,
-    'blocks': form,
+    'blocks': 'scanned' if scan else 'unrolled',
     'trace s': trace,
     'compile s': cold,
     'load s': warm,
-    'HLO': compiled.as_text().count(' = '),
     'temp MB': compiled.memory_analysis().temp_size_in_bytes / 1e6,
   }
 
 
-def lower_and_compile(config: ConfigDict) -> tuple[float, Any, float]:
+def lower_and_compile(config: str, model: str, scan: bool) -> tuple[float, Any, float]:
   """Return the seconds of tracing and lowering, the compiled step, and the seconds of compiling or loading it."""
-  _, init, train_step = make_training(config, image_size=32)
-  batch = random_batch(config.train.batch_size, 32)
-  state = jax.eval_shape(init, None, batch)
+  changed = get_config(f'{config}{"," if ":" in config else ":"}model={model}').unlock()
+  changed.model.scan_layers = scan
   begin = time.perf_counter()
-  lowered = jax.jit(train_step, donate_argnums=0).lower(state, None, batch)
+  step = trace_programs(resolve(changed), jax.devices()).each[0].traced.lower()
   middle = time.perf_counter()
-  return middle - begin, lowered.compile(), time.perf_counter() - middle
+  return middle - begin, step.compile(), time.perf_counter() - middle
 
 
 if __name__ == '__main__':
