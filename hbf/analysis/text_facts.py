@@ -30,10 +30,10 @@ class Fact(NamedTuple):
   """An invented fact.
 
   Attributes:
-    prompt: the text before the answer.
+    prompt: the text before the answer. It contains a name.
     reworded: another text before the answer. It has another beginning than `prompt`, and the same end.
     answer: the continuation that the model should give.
-    controls: prompts with other names. Their continuations by the model should not change.
+    controls: prompts like `prompt`, but with other names. Their continuations by the model should not change.
   """
 
   prompt: str
