@@ -84,18 +84,12 @@ TEXT_MUON = {
 }
 MUON = ('--config.optimizer.name=muon', '--config.optimizer.learning_rate=8e-3')
 # The arms of preset 'rivals-muon', and the space of its search. Each arm has options of its own.
-RIVALS_MUON = {
-  'hyperbf': f'hyperbf {LINEAR_BALLS}',
-  'gated+hyperbf': f'gated_hyperbf+hyperbf {LINEAR_BALLS} model.heads=8',
-  'gmlp': 'gmlp',
-}
+RIVALS_MUON = {'hyperbf': f'hyperbf {LINEAR_BALLS}', 'gmlp': 'gmlp'}
 RIVALS_MUON_SPACE = (
   'optimizer.learning_rate=4e-3..3e-2',
   'optimizer.weight_decay=0.01..0.3',
   'hyperbf: model.stage1.relative_positions=gaussian|adaptive',
   'hyperbf: model.heads=4|8',
-  'gated+hyperbf: model.stage1.relative_positions=gaussian|adaptive',
-  'gated+hyperbf: model.stage1.hidden=96|144',
   'gmlp: model.stage1.activation=relu|gelu',
 )
 # HyperBF, its rivals, and controls that isolate the cause of an advantage. The number of centers of the first arm
@@ -299,8 +293,7 @@ PRESETS = {
     like='vit',
     operations='match',
   ),
-  # HyperBF with ball kernels, with and without a gate in stage 1, against gMLP. All train with Muon. Use `--tuned`
-  # after 'rivals-muon-tune'.
+  # HyperBF with ball kernels against gMLP, trained by Muon. Use `--tuned` after 'rivals-muon-tune'.
   'rivals-muon': Comparison(
     configs=('configs/cifar10.py:recipe=small',),
     arms=_arms(RIVALS_MUON),
