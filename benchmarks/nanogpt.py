@@ -127,8 +127,9 @@ def evaluate(checkpoint: pathlib.Path, heads: int, data_dir: str) -> dict[str, A
   config = resolve(shakespeare.get_config())
   config.update_from_flattened_dict({'data.dir': data_dir, 'data.length': model.length})
   task, mesh = make_task(config), make_mesh(jax.devices()[:1])
-  test = task.open(make_splits(task, 0.0)['test'], batch_sharding(mesh))
-  found: Mapping[str, Any] = make_evaluator(config, task, model, mesh)(variables['params'], test).summary
+  splits = make_splits(task, 0.0)
+  test = task.open(splits['test'], batch_sharding(mesh))
+  found: Mapping[str, Any] = make_evaluator(config, task, model, mesh, splits)(variables['params'], test).summary
   scores = {score.name: f'{found[score.name]:{score.form}}' for score in task.scores}
   return {'checkpoint': checkpoint.name, 'window': model.length, 'tokens': found['n'], **scores}
 

@@ -53,11 +53,12 @@ def curve(
   restored = restore(workdir, checkpoint, average=average, **moved)
   config, task = restored.config, restored.task
   cuts = [first_centers(config.model, restored.params, count) for count in counts or _powers(config.model)]
-  test = task.open(make_splits(task, config.data.validation)['test'], batch_sharding(restored.mesh))
+  splits = make_splits(task, config.data.validation)
+  test = task.open(splits['test'], batch_sharding(restored.mesh))
   rows = []
   for cut, params in cuts:
     model = task.make_model(cut)
-    summary = make_evaluator(config, task, model, restored.mesh)(params, test).summary
+    summary = make_evaluator(config, task, model, restored.mesh, splits)(params, test).summary
     about = {
       'centers': cut.stage2.centers,
       'params': count_parameters(model, task.shape),

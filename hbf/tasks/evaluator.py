@@ -8,14 +8,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from hbf.data.augment.copies import Copies
 from hbf.data.pipeline.inputs import Batch, Input, Resident
 from hbf.data.pipeline.order import EvalOrder
-from hbf.tasks.task import Task
+from hbf.tasks.task import ModelBatch, Task
 
-_REAL = 'real'  # True for a row that holds an example, False for padding
+_REAL = 'real'  # the name of `Rows.real` among the arrays of a step
 
 
 class SplitResult(NamedTuple):
@@ -36,33 +36,46 @@ class Interrupted(Exception):
   """An evaluation was stopped before its last batch."""
 
 
-class Evaluator:
-  """A function that evaluates parameters on splits. It is compiled once for all splits of the same shapes.
+class Rows(NamedTuple):
+  """The rows of a batch for an evaluation step.
 
   Attributes:
-    batch_size: the largest number of examples in a step.
-    step: the jitted step (counts, variables, resident, batch) → (counts, per-example arrays by name). Its `variables`
-      are {'params': parameters}, and `resident` is the attribute `Input.resident` of the split.
+    batch: the inputs of the network, and the targets.
+    real: bool [B], True for a row that holds an example, False for padding.
+  """
+
+  batch: ModelBatch
+  real: jax.Array
+
+
+class Evaluator:
+  """A function that evaluates parameters on splits. The network is compiled once for all splits.
+
+  Attributes:
+    batch_size: the number of rows in a step.
+    step: the jitted step (counts, variables, rows) → (counts, per-example arrays by name). Its `variables` are
+      {'params': parameters}, and `rows` are `Rows`.
   """
 
   def __init__(
-    self, task: Task, model: nn.Module, batch_size: int, replicated: NamedSharding, copies: Copies | None = None
+    self, task: Task, model: nn.Module, batch_size: int, sharding: NamedSharding, copies: Copies | None = None
   ):
-    """Make the jitted step.
+    """Make the jitted functions.
 
     Args:
       task: the task, made from a config with all measured values (`TaskData.measure`).
       model: a network of the task.
-      batch_size: the largest number of examples in a step, a multiple of the number of devices. The last batch is
-        padded and masked.
-      replicated: the sharding of arrays that every device holds.
+      batch_size: the number of rows in a step, a multiple of the number of shards. The last batch is padded and
+        masked.
+      sharding: the sharding of batches.
       copies: a function that makes changed copies of the inputs. The outputs for the copies are averaged. None: no
         copies.
     """
     self.batch_size = batch_size
     self._task = task
-    self._mesh = replicated.mesh
-    self._replicated = replicated
+    self._mesh = sharding.mesh
+    self._sharding, self._replicated = sharding, NamedSharding(sharding.mesh, PartitionSpec())
+    replicated = self._replicated
     self._zeros = jax.jit(task.empty_counts, out_shardings=replicated)
 
     def outputs(variables: Any, inputs: jax.Array) -> jax.Array:
@@ -76,34 +89,34 @@ class Evaluator:
       found = jax.lax.map(lambda z: outputs(variables, z), variants)
       return jnp.sum(weights.reshape(-1, *[1] * (found.ndim - 1)) * found, axis=0)
 
-    def step(counts: Any, variables: Any, resident: Resident, batch: Batch) -> tuple[Any, dict[str, jax.Array]]:
-      model_batch = task.eval_batch(resident, batch)
-      logits = averaged(variables, model_batch.inputs)
-      counts, per_example = task.add_counts(counts, logits, model_batch.targets)
-      return counts, {**per_example, _REAL: batch['index'] >= 0}
+    def step(counts: Any, variables: Any, rows: Rows) -> tuple[Any, dict[str, jax.Array]]:
+      logits = averaged(variables, rows.batch.inputs)
+      counts, per_example = task.add_counts(counts, logits, rows.batch.targets)
+      return counts, {**per_example, _REAL: rows.real}
+
+    def rows_of(resident: Resident, batch: Batch) -> Rows:
+      return Rows(task.eval_batch(resident, batch), batch['index'] >= 0)
 
     self.step = jax.jit(step, donate_argnums=0, out_shardings=replicated)
-    self._compiled: dict[int, Callable[..., Any]] = {}  # by the number of examples of a split
+    # A program of its own: it depends on the size of the split.
+    self._rows_of = jax.jit(rows_of, out_shardings=sharding)
+    self._compiled: Callable[..., Any] | None = None
 
-  def compile(self, params: Any, examples: int, resident: Resident, batch: Batch) -> None:
-    """Compile the step for a split before its examples are needed, so that a mistake shows early.
+  def abstract_rows(self, resident: Resident, batch: Batch) -> Rows:
+    """Return the shapes of a step's rows, with their shardings, from the shapes of a split's inputs."""
+    with jax.set_mesh(self._mesh):  # type: ignore[arg-type]  # not an abstract one
+      return _placed(jax.eval_shape(self._rows_of, resident, batch), self._sharding)
+
+  def compile(self, params: Any, rows: Rows) -> None:
+    """Compile the step before it is needed, so that a mistake shows early.
 
     Args:
       params: the shapes of the parameters, with their shardings.
-      examples: the number of examples of the split.
-      resident: the shapes of the split's attribute `Input.resident`, with their shardings.
-      batch: the shapes of a batch of `rows(examples)` examples, with their shardings.
+      rows: the value of `abstract_rows`.
     """
-    counts = jax.tree.map(
-      lambda z: jax.ShapeDtypeStruct(z.shape, z.dtype, sharding=self._replicated), jax.eval_shape(self._zeros)
-    )
+    counts = _placed(jax.eval_shape(self._zeros), self._replicated)
     with jax.set_mesh(self._mesh):  # type: ignore[arg-type]  # not an abstract one
-      self._compiled[examples] = self.step.lower(counts, {'params': params}, resident, batch).compile()
-
-  def rows(self, examples: int) -> int:
-    """Return the batch size for a split of `examples` examples. It is less than `batch_size` for a small split."""
-    devices = self._mesh.size
-    return min(self.batch_size, -(-examples // devices) * devices)
+      self._compiled = self.step.lower(counts, {'params': params}, rows).compile()
 
   def __call__(self, params: Any, split: Input, stopped: Callable[[], bool] = lambda: False) -> SplitResult:
     """Evaluate parameters on a split.
@@ -116,15 +129,14 @@ class Evaluator:
     Raises:
       Interrupted: `stopped` returned True.
     """
-    order = EvalOrder(len(split), self.rows(len(split)))
-    step = self._compiled.get(len(split), self.step)
+    order, step = EvalOrder(len(split), self.batch_size), self._compiled or self.step
     counts, rows = self._zeros(), list[dict[str, jax.Array]]()
     with contextlib.closing(split.batches(order, 0, len(order))) as batches:
       for batch in batches:
         if stopped():
           raise Interrupted
         with jax.set_mesh(self._mesh):  # type: ignore[arg-type]  # not an abstract one
-          counts, per_row = step(counts, {'params': params}, split.resident, batch)
+          counts, per_row = step(counts, {'params': params}, self._rows_of(split.resident, batch))
         jax.block_until_ready(rows[-1:])  # at most one batch waits behind the running one
         rows.append(per_row)
     fetched = jax.device_get(rows)
@@ -132,3 +144,8 @@ class Evaluator:
     real = values.pop(_REAL)
     per_example = {name: column[real] for name, column in values.items()}
     return SplitResult(self._task.summarize(counts, per_example), per_example, counts)
+
+
+def _placed(tree: Any, sharding: NamedSharding) -> Any:
+  """Return the shapes in a tree with this sharding."""
+  return jax.tree.map(lambda z: jax.ShapeDtypeStruct(z.shape, z.dtype, sharding=sharding), tree)

@@ -108,10 +108,11 @@ def evaluate_workdir(
     if edits:
       restored = with_edits(restored, workdir, average, edits)
     config, task, mesh = restored.config, _with_copies(restored.task, copies), restored.mesh
-    source = choose('split', split, make_splits(task, config.data.validation))
+    splits = make_splits(task, config.data.validation)
+    source = choose('split', split, splits)
     examples = task.open(source, batch_sharding(mesh))
   processes.barrier(mesh)
-  evaluator = make_evaluator(config, task, restored.model, mesh)
+  evaluator = make_evaluator(config, task, restored.model, mesh, splits)
   found = evaluator(restored.params, examples)
   about = {
     'dataset': config.data.name,
@@ -127,7 +128,7 @@ def evaluate_workdir(
   }
   summary = found.summary
   if task.copies:
-    copies_evaluator = make_evaluator(config, task, restored.model, mesh, task.copies)
+    copies_evaluator = make_evaluator(config, task, restored.model, mesh, splits, task.copies)
     copied = copies_evaluator(restored.params, examples).summary
     summary = summary | {'copies': {name: copied[name] for name in task.result_names}}
   return Evaluation(about | summary | task.details(found.counts, found.per_example), task)

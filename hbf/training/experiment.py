@@ -1,6 +1,7 @@
 """Everything that a run needs, made from a config. A mistake in the config is found before the run writes a file."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,7 +37,6 @@ from hbf.training.sharding import (
   check_implementation,
   check_tensor,
   make_mesh,
-  replicated,
 )
 from hbf.training.state import Objective
 from hbf.training.teacher import Teacher, read_teacher
@@ -207,6 +207,7 @@ def prepare(
     resident = plan.teacher.beside(data, mesh) if plan.teacher else data
   config = plan.task.measure(config, inputs['train'])
   task = make_task(config, plan.task.dataset)
+  evaluator_of = functools.partial(make_evaluator, config, task, plan.model, mesh, plan.splits)
   return Experiment(
     **{**vars(plan), 'config': config, 'task': task},
     mesh=mesh,
@@ -214,8 +215,8 @@ def prepare(
     resident=resident,
     order=task.train_order(plan.splits['train'], config.seed, config.train.batch_size),
     objective=make_objective(config, task, plan.teacher),
-    evaluator=make_evaluator(config, task, plan.model, mesh),
-    copies_evaluator=make_evaluator(config, task, plan.model, mesh, task.copies) if task.copies else None,
+    evaluator=evaluator_of(),
+    copies_evaluator=evaluator_of(task.copies) if task.copies else None,
     steps_per_call=steps_per_call(config.train.steps_per_call, inputs['train'].resident is not None, mesh),
     flops_per_unit=flops_per_example(plan.model, task.shape) // task.units,
   )
@@ -260,12 +261,19 @@ def make_objective(config: ConfigDict, task: Task, teacher: Teacher | None = Non
 
 
 def make_evaluator(
-  config: ConfigDict, task: Task, model: nn.Module, mesh: Mesh, copies: Copies | None = None
+  config: ConfigDict,
+  task: Task,
+  model: nn.Module,
+  mesh: Mesh,
+  splits: Mapping[str, Any],
+  copies: Copies | None = None,
 ) -> Evaluator:
   """Return the function that measures the scores of `model` on a split.
 
   If `copies` is given, the network's outputs for changed copies of an image are averaged. The batch size is
-  `evaluate.batch_size`, rounded up to a multiple of the number of shards of a batch.
+  `evaluate.batch_size`, but not more than the largest of `splits` except train. It is rounded up to a multiple of the
+  number of shards of a batch.
   """
-  size = -(-config.evaluate.batch_size // batch_shares(mesh)) * batch_shares(mesh)
-  return Evaluator(task, model, size, replicated(mesh), copies)
+  largest = max((len(source) for name, source in splits.items() if name != 'train'), default=len(splits['train']))
+  size = -(-min(config.evaluate.batch_size, largest) // batch_shares(mesh)) * batch_shares(mesh)
+  return Evaluator(task, model, size, batch_sharding(mesh), copies)

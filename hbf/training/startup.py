@@ -214,14 +214,11 @@ def restore_or_init(
 
 
 def compile_evaluations(experiment: Experiment, params: Any) -> None:
-  """Compile the evaluations of validation and test. `params` has the parameters' shapes and shardings."""
-  evaluators = [experiment.evaluator, *([experiment.copies_evaluator] if experiment.copies_evaluator else [])]
-  for name, source in experiment.splits.items():
-    if name != 'train':
-      for evaluator in evaluators:
-        rows = evaluator.rows(len(source))
-        inputs = experiment.task.abstract_inputs(source, batch_sharding(experiment.mesh), rows)
-        evaluator.compile(params, len(source), *inputs)
+  """Compile the evaluation. `params` has the shapes of the parameters, with their shardings."""
+  for evaluator in filter(None, (experiment.evaluator, experiment.copies_evaluator)):
+    sharding = batch_sharding(experiment.mesh)
+    inputs = experiment.task.abstract_inputs(experiment.splits['test'], sharding, evaluator.batch_size)
+    evaluator.compile(params, evaluator.abstract_rows(*inputs))
 
 
 def compile_steps(experiment: Experiment, shapes: TrainState, first: Batch) -> tuple[Steps, float]:

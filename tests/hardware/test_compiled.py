@@ -77,7 +77,7 @@ def test_published_data_need_not_be_there(devices, tmp_path):
   assert programs.optimizer_bytes // programs.parameter_bytes == 3  # two moments and the average
   train, evaluation = programs.each
   assert (train.held_bytes, evaluation.held_bytes - programs.optimizer_bytes) == tuple(
-    count // devices * (32 * 32 * 3 + 4) for count in (10_000 + 1000, 49_000 + 1000)
+    count // devices * (32 * 32 * 3 + 4) for count in (10_000 + 1000, 49_000 + 1000 + 10_000)
   )
 
 
