@@ -205,6 +205,18 @@ def explained(name: str, every: bool) -> str:
   return '\n\n'.join(parts)
 
 
+def explained_seeds(name: str) -> str:
+  """Return the numbers of several seeds. `name` is that of the file that `hbf explain --seed_run=…` wrote."""
+  found = json.loads((ROOT / 'explain' / f'{name}.json').read_text())
+  run, seeds = found['run'], found['seeds']
+  title = f'{run["dataset"]}, recipe {run["recipe"]}: {run["model"]}, seeds {", ".join(map(str, seeds["seeds"]))}'
+  lines = [
+    (label, f'{z["mean"]:.3g}', f'± {z["half"]:.2g}', ', '.join(f'{one:.3g}' for one in z['each']))
+    for label, z in seeds['values'].items()
+  ]
+  return f'{title}; {found["device"]}:\n\n' + table(('number', 'mean', '95% interval', 'each seed'), lines)
+
+
 def _outside(names: list[str], outside: list[dict[str, Any]], every: bool) -> str:
   """Return the table of how well runs separate other data sets' images."""
   rows = [
@@ -262,6 +274,7 @@ def main() -> None:
   parts.append(nested_centers(nested['rows']))
   parts.append(mixing(json.loads((ROOT / 'text' / 'shakespeare-hyperbf-0-mixing.json').read_text())))
   parts += [explained(name, every) for name, every in EXPLAINED.items()]
+  parts.append(explained_seeds('cifar10-small-seeds'))
   parts += [
     *(benchmark(name, columns) for name, columns in BENCHMARKS.items()),
     growth(),
