@@ -57,6 +57,7 @@ BENCHMARKS = {
   'peers': ('width', 'batch', 'model', 'images/s', 'time / HyperBF'),
   'parts': _PARTS,
   'parts-vit': _PARTS,
+  'compile': (),
   'linear-convergence': (),
   'linear-time': (),
   'bound': (),
