@@ -70,7 +70,6 @@ BENCHMARKS = {
   'h100-models': ('model', 'parameters', 'step, ms', 'images/s', 'time / vit', 'of matmul rate', 'temporary MB'),
   'h100-correctness': (),
   'serve': (),
-  'serve-memory': ('clients', 'answers/s', 'wrong', 'refused (503)', 'lost', 'memory, MB', 'memory, last/first'),
 }
 
 
