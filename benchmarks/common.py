@@ -3,6 +3,7 @@
 import argparse
 import json
 import pathlib
+import re
 import statistics
 import sys
 import time
@@ -103,9 +104,10 @@ def report(name: str, title: str, rows: Sequence[Mapping[str, Any]], out: pathli
 
 
 def measured_on() -> dict[str, Any]:
-  """Return the command, the device, the commit and the versions."""
+  """Return the command without --out, which is a place on this machine, the device, the commit and the versions."""
   script, *flags = sys.argv
   command = ' '.join(['python -m', f'benchmarks.{pathlib.Path(script).stem}', *flags])
+  command = re.sub(r' --out[= ]\S+', '', command)
   return {'command': command, 'device': device_name(), 'commit': commit(), 'versions': versions()}
 
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from benchmarks.common import report
+from benchmarks.common import measured_on, report
 from hbf.markdown import cell, table
 
 
@@ -35,6 +35,12 @@ def test_a_bar_in_a_cell_is_no_end_of_it():
 )
 def test_a_cell_has_what_matters_of_a_number(value, shown):
   assert cell(value) == shown
+
+
+@pytest.mark.parametrize('out', [['--out', '/a/b'], ['--out=/a/b']])
+def test_a_record_names_no_place_on_the_machine(monkeypatch, out):
+  monkeypatch.setattr('sys.argv', ['/x/benchmarks/serve.py', *out, '--clients', '1,8'])
+  assert measured_on()['command'] == 'python -m benchmarks.serve --clients 1,8'
 
 
 def test_benchmarks_print_every_number_in_80_columns(tmp_path, monkeypatch, capsys):
