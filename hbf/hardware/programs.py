@@ -96,14 +96,12 @@ def trace_programs(config: ConfigDict, devices: Sequence[Any]) -> Programs:
   residents = {split: task.abstract_inputs(source, sharding, 1)[0] for split, source in splits.items()}
   steps = steps_per_call(config.train.steps_per_call, residents['train'] is not None, mesh)
   resident, stack = task.abstract_inputs(splits['train'], sharding, steps, config.train.batch_size)
-  rows = evaluator.abstract_rows(*task.abstract_inputs(splits['test'], sharding, evaluator.batch_size))
   state = with_sharding(jax.eval_shape(make_init(plan, objective), resident, stack, {}), mesh)
   beside = plan.teacher.abstract(resident, mesh) if plan.teacher else resident
   teacher = _bytes(beside) - _bytes(resident)
-  counts = with_sharding(jax.eval_shape(task.empty_counts), mesh)
+  evaluate = evaluator.trace(state.params, *task.abstract_inputs(splits['test'], sharding, evaluator.batch_size))
   with jax.set_mesh(mesh):  # type: ignore[arg-type]  # a concrete mesh
     train = jit_steps(plan, objective, mesh, state).trace(state, beside, stack, np.int32(1))
-    evaluate = evaluator.step.trace(counts, {'params': state.params}, rows)
   examples, optimizer = _bytes(residents), _bytes((state.opt_state, state.average))
   each = (
     Program('train step', config.train.batch_size * task.units, train, examples - _bytes(resident)),

@@ -53,8 +53,6 @@ class Evaluator:
 
   Attributes:
     batch_size: the number of rows in a step.
-    step: the jitted step (counts, variables, rows) → (counts, per-example arrays by name). Its `variables` are
-      {'params': parameters}, and `rows` are `Rows`.
   """
 
   def __init__(
@@ -97,26 +95,21 @@ class Evaluator:
     def rows_of(resident: Resident, batch: Batch) -> Rows:
       return Rows(task.eval_batch(resident, batch), batch['index'] >= 0)
 
-    self.step = jax.jit(step, donate_argnums=0, out_shardings=replicated)
+    self._step = jax.jit(step, donate_argnums=0, out_shardings=replicated)
     # A program of its own: it depends on the size of the split.
     self._rows_of = jax.jit(rows_of, out_shardings=sharding)
     self._compiled: Callable[..., Any] | None = None
 
-  def abstract_rows(self, resident: Resident, batch: Batch) -> Rows:
-    """Return the shapes of a step's rows, with their shardings, from the shapes of a split's inputs."""
-    with jax.set_mesh(self._mesh):  # type: ignore[arg-type]  # not an abstract one
-      return _placed(jax.eval_shape(self._rows_of, resident, batch), self._sharding)
-
-  def compile(self, params: Any, rows: Rows) -> None:
-    """Compile the step before it is needed, so that a mistake shows early.
-
-    Args:
-      params: the shapes of the parameters, with their shardings.
-      rows: the value of `abstract_rows`.
-    """
+  def trace(self, params: Any, resident: Resident, batch: Batch) -> Any:
+    """Return the traced step, from the shapes and shardings of the parameters and of the inputs of any split."""
     counts = _placed(jax.eval_shape(self._zeros), self._replicated)
     with jax.set_mesh(self._mesh):  # type: ignore[arg-type]  # not an abstract one
-      self._compiled = self.step.lower(counts, {'params': params}, rows).compile()
+      rows = _placed(jax.eval_shape(self._rows_of, resident, batch), self._sharding)
+      return self._step.trace(counts, {'params': params}, rows)
+
+  def compile(self, params: Any, resident: Resident, batch: Batch) -> None:
+    """Compile the step before it is needed, so that a mistake shows early. Arguments as in `trace`."""
+    self._compiled = self.trace(params, resident, batch).lower().compile()
 
   def __call__(self, params: Any, split: Input, stopped: Callable[[], bool] = lambda: False) -> SplitResult:
     """Evaluate parameters on a split.
@@ -129,7 +122,7 @@ class Evaluator:
     Raises:
       Interrupted: `stopped` returned True.
     """
-    order, step = EvalOrder(len(split), self.batch_size), self._compiled or self.step
+    order, step = EvalOrder(len(split), self.batch_size), self._compiled or self._step
     counts, rows = self._zeros(), list[dict[str, jax.Array]]()
     with contextlib.closing(split.batches(order, 0, len(order))) as batches:
       for batch in batches:

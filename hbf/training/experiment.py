@@ -274,6 +274,6 @@ def make_evaluator(
   `evaluate.batch_size`, but not more than the largest of `splits` except train. It is rounded up to a multiple of the
   number of shards of a batch.
   """
-  largest = max((len(source) for name, source in splits.items() if name != 'train'), default=len(splits['train']))
+  largest = max(len(source) for name, source in splits.items() if name != 'train')
   size = -(-min(config.evaluate.batch_size, largest) // batch_shares(mesh)) * batch_shares(mesh)
   return Evaluator(task, model, size, batch_sharding(mesh), copies)

@@ -215,10 +215,9 @@ def restore_or_init(
 
 def compile_evaluations(experiment: Experiment, params: Any) -> None:
   """Compile the evaluation. `params` has the shapes of the parameters, with their shardings."""
+  test, sharding = experiment.splits['test'], batch_sharding(experiment.mesh)
   for evaluator in filter(None, (experiment.evaluator, experiment.copies_evaluator)):
-    sharding = batch_sharding(experiment.mesh)
-    inputs = experiment.task.abstract_inputs(experiment.splits['test'], sharding, evaluator.batch_size)
-    evaluator.compile(params, evaluator.abstract_rows(*inputs))
+    evaluator.compile(params, *experiment.task.abstract_inputs(test, sharding, evaluator.batch_size))
 
 
 def compile_steps(experiment: Experiment, shapes: TrainState, first: Batch) -> tuple[Steps, float]:

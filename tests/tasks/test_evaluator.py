@@ -12,6 +12,8 @@ from hbf.data.images.sources import Subset
 from hbf.data.pipeline.inputs import make_input
 from hbf.tasks.evaluator import Evaluator
 from hbf.tasks.registry import make_task
+from hbf.training.experiment import make_evaluator
+from hbf.training.sharding import make_mesh
 
 
 def test_same_integers_on_one_and_eight_devices_and_in_a_loop(toy):
@@ -36,6 +38,10 @@ def test_same_integers_on_one_and_eight_devices_and_in_a_loop(toy):
   for evaluated in found:
     np.testing.assert_array_equal(evaluated.per_example['labels'], labels)
     np.testing.assert_array_equal(evaluated.per_example['predictions'], np.argmax(logits, axis=1))
+  mesh = make_mesh(jax.devices()[:8], toy().mesh)
+  assert (
+    make_evaluator(config, task, model, mesh, {'train': range(999), 'test': source}).batch_size == 208
+  )  # least padding
   first, *others = [evaluated.summary | task.details(evaluated.counts, evaluated.per_example) for evaluated in found]
   assert (first['n'], first['correct']) == (203, loop)
   for summary in others:

@@ -181,4 +181,4 @@ def test_a_run_that_is_killed_ten_times_is_the_undisturbed_one(tmp_path, cache):
   assert last.wait() == 0, (tmp_path / 'last.log').read_text()
   shutil.rmtree(cache)
   found = outcome(local_copy(address))
-  assert {name: found[name] == whole[name] for name in whole} == dict.fromkeys(whole, True)
+  assert len(kills) == KILLS and {name: found[name] == whole[name] for name in whole} == dict.fromkeys(whole, True)

@@ -143,12 +143,12 @@ def draw(measured: Measured, path: pathlib.Path) -> None:
   """Write a PNG: the share of right answers against the greatest change of a pixel, for each model and attack."""
   figure, axis = plt.subplots(figsize=(6, 4), layout='constrained')
   for number, model in enumerate(_models(measured)):
-    for attack, style, shift in (('APGD', 'o-', 0.0), ('Square', 's--', 0.06)):
+    for attack, style, shift in (('APGD', 'o-', 0.0), ('Square', 's--', 0.12)):
       levels = [z for z in _levels(measured) if not z or _rows(measured, model, attack, z)]
       found = [_accuracy(_rights(measured, model, z, (attack,))) for z in levels]
       values = np.array([estimate.value for estimate in found])
       errors = np.array([[e.value - e.low, e.high - e.value] for e in found]).T
-      places = np.arange(len(levels)) + shift + 0.03 * number
+      places = np.arange(len(levels)) + shift + 0.06 * number
       label = f'{network_name(model)}, {attack}'
       axis.errorbar(places, values, errors, fmt=style, color=f'C{number}', label=label, capsize=2, markersize=4)
   labels = [f'{levels}/255' if levels else 'no attack' for levels in _levels(measured)]
