@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from hbf.errors import choose
+from hbf.ops.row_major import row_major
 
 _PRODUCTS = '...nd,...ad->...na'
 
@@ -64,7 +65,7 @@ class Distances(NamedTuple):
       # sums would cost more.
       g = cotangent
       along_points = jnp.concatenate([self.points, self.norms, jnp.ones_like(self.norms)], axis=-1)
-      sums = _product('...na,...nk->...ak', g, along_points)
+      sums = sum_over_points(g, along_points)
       by_point, by_norm, by_one = sums[..., :-2], sums[..., -2:-1], sums[..., -1:]
       of_norms = jnp.einsum('...na,...ak->...nk', g, self.scale)
     else:  # norms are too large for a short type. Without the barrier XLA would keep g in float32 too.
@@ -180,6 +181,14 @@ def products(a: Float[Array, '... N D'], b: Float[Array, '... A D']) -> Float[Ar
   """
   both_short = a.dtype == b.dtype and is_short(a.dtype)
   return _short_products(a, b) if both_short else _product(_PRODUCTS, a, b)
+
+
+def sum_over_points(a: Float[Array, '... N A'], b: Float[Array, '... N K']) -> Float[Array, '... A K']:
+  """Compute the products aᵀ b [..., A, K] with sums in float32."""
+  if a.shape[-1] <= b.shape[-1]:
+    return _product('...na,...nk->...ak', a, b)
+  # On a CPU this is up to twice as fast if the factor with fewer columns comes first.
+  return row_major(_product('...nk,...na->...ka', b, a)).mT
 
 
 @jax.custom_vjp

@@ -198,6 +198,10 @@ def value_and_gradients(module, params, tokens, places):
   return jax.jit(jax.value_and_grad(total, argnums=(0, 1)))(params, tokens)
 
 
+def _as_on_a_gpu(*arrays, default, cuda=None, **_):
+  return (cuda or default)(*arrays)
+
+
 @pytest.fixture(params=['xla', 'cudnn'])
 def form(request, monkeypatch):
   """Use XLA's attention, or give it the arrays that cuDNN would get on a GPU. Return a list of their shapes."""
@@ -211,7 +215,7 @@ def form(request, monkeypatch):
   if request.param == 'cudnn':
     monkeypatch.setattr(jax.nn, 'dot_product_attention', standing_in)
     monkeypatch.setattr(hbf.ops.fast.attention, 'cudnn_applies', lambda dtype, _: dtype == jnp.bfloat16)
-    monkeypatch.setattr(jax.lax, 'platform_dependent', lambda *arrays, cuda, default: cuda(*arrays))
+    monkeypatch.setattr(jax.lax, 'platform_dependent', _as_on_a_gpu)
   yield seen
   assert bool(seen) == (request.param == 'cudnn')
   for (_, length, _, d), (_, keys_length, _, _) in seen:

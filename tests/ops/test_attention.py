@@ -233,6 +233,41 @@ def test_attention_takes_the_way_of_its_platform(cudnn):
   assert choice.params['branches_platforms'] == (('cuda',), None)
 
 
+def test_float32_attention_has_a_form_for_cpus_except_for_one_query():
+  """For one query, as in the generation of text, a transposed copy of all keys would cost more than the product."""
+  head = jax.ShapeDtypeStruct((2, 4, 9, 16), jnp.float32)
+  (choice,) = [e for e in jax.make_jaxpr(attention)(head, head, head).eqns if e.primitive.name == 'cond']
+  assert choice.params['branches_platforms'] == (('cpu',), None)
+  query = jax.ShapeDtypeStruct((2, 4, 1, 16), jnp.float32)
+  assert 'cond' not in [e.primitive.name for e in jax.make_jaxpr(attention)(query, head, head).eqns]
+
+
+@pytest.mark.parametrize('platform', ['cpu', 'default'])
+@pytest.mark.parametrize('causal', [False, True])
+@pytest.mark.parametrize('masked', [False, True])
+@pytest.mark.parametrize('centered', [False, True])
+def test_each_platforms_form_is_attention(platform, causal, masked, centered, monkeypatch):
+  """Values and gradients are those of the definition in float64, with a mask and with centers too."""
+  monkeypatch.setattr(jax.lax, 'platform_dependent', lambda *arrays, **forms: forms[platform](*arrays))
+  q, k, v, t = make((9, 9, 9, 9), (6, 6, 4, 6))
+  scale = jnp.asarray([0.3, 1.0, 2.0]).reshape(3, 1, 1)
+  mask = jnp.asarray(np.random.default_rng(1).random((2, 1, 9, 9)) < 0.7) | jnp.eye(9, dtype=bool) if masked else None
+
+  def form(q, k, v, scale, t):
+    return attention(q, k, v, scale, t if centered else None, mask, causal)
+
+  def definition(q, k, v, scale, t):
+    logits = scale * (q @ k.mT - (0.5 * jnp.sum(t * k, axis=-1)[..., None, :] if centered else 0))
+    seen = np.tri(9, dtype=bool) if causal else np.ones((9, 9), bool)
+    logits = jnp.where(seen if mask is None else seen & mask, logits, -jnp.inf)
+    return jax.nn.softmax(logits, axis=-1) @ v
+
+  arrays = (q, k, v, scale, t)
+  with jax.enable_x64(True):
+    expected = value_and_gradients(definition, *(jnp.asarray(z, jnp.float64) for z in arrays))
+  assert_near(value_and_gradients(form, *arrays), expected, 1e-5)
+
+
 def test_values_may_have_fewer_dimensions_than_keys():
   q, k, v = make((9, 7, 7), (8, 8, 5))
   expected = jax.nn.softmax(q @ k.mT * 8**-0.5) @ v

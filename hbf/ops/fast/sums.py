@@ -26,7 +26,7 @@ import jax.export
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from hbf.ops.distances import Distances, is_short, products, sum_dtype
+from hbf.ops.distances import Distances, is_short, products, sum_dtype, sum_over_points
 from hbf.ops.kernels import KERNELS
 from hbf.ops.normalization import Moments
 from hbf.ops.parts import join, split
@@ -307,7 +307,7 @@ def _block_gradient(
   (of_scaled,) = pull_kernel(of_k * k)
   if not is_short(coefficients.dtype):
     # k is precise enough, and XLA's CPU backend keeps k. It would have to keep the deviations too.
-    of_coefficients = products(k.mT, pull.given.mT) - of_mean
+    of_coefficients = sum_over_points(k, pull.given) - of_mean
   else:
     of_coefficients = _product('...na,...nv->...av', deviations.astype(coefficients.dtype), pull.given)
   return distances.gradient(of_scaled), of_coefficients
