@@ -37,6 +37,7 @@ COMPARISONS = (
   'rivals',
   'rivals-best',
   'rivals-muon',
+  'rivals-blocks',
   'text',
   'text-muon',
   'text-muon-nanogpt',
@@ -45,7 +46,7 @@ COMPARISONS = (
 )
 RATES = ('rates', 'rivals-rates', 'laptop-rates', 'laptop-rates-6', 'text-rates', 'text-trials')
 SEARCHES = ('search', 'search-patch8', 'search-width256')
-TUNED = ('claim-tune', 'text-muon-tune', 'rivals-muon-tune')
+TUNED = ('claim-tune', 'text-muon-tune', 'rivals-muon-tune', 'rivals-blocks-tune')
 # True if the table has a row for each block.
 EXPLAINED = {'cifar10-laptop-1': True, 'cifar10-laptop-2': False, 'cifar10-small-0': False}
 WINDOWS = ((100, 175), (200, 300), (300, 352))  # windows of steps in the runs of a search
