@@ -13,7 +13,7 @@ from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.projections import Projections
 from hbf.nn.traits import StageTraits
-from hbf.ops.row_major import transposed
+from hbf.ops.row_major import by_columns
 from hbf.options import FLAG, NOT_NEGATIVE, one_of, whole
 
 # 'gelu' is the tanh form, as in JAX and Google's networks. 'gelu_erf' is the exact form, as in PyTorch.
@@ -66,6 +66,5 @@ class MLP(CheckedModule):
 
 
 def _by_columns(rows: jax.Array, kernel: jax.Array, axes: Any, **options: Any) -> jax.Array:
-  """Multiply rows by a kernel [hidden, D] that is transposed in memory, so that its gradient is faster."""
-  assert axes == (((1,), (0,)), ((), ()))
-  return jax.lax.dot_general(rows, transposed(kernel), (((1,), (1,)), ((), ())), **options)
+  """Multiply rows by a kernel [hidden, D] that is stored column by column, so that its gradient is faster."""
+  return jax.lax.dot_general(rows, by_columns(kernel), axes, **options)

@@ -5,7 +5,6 @@ show that it equals softmax attention.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -16,7 +15,7 @@ from jaxtyping import Array, Bool, Float
 
 from hbf.ops.basis import RadialBasis
 from hbf.ops.distances import is_short, keep_short, metric_product, products, row_dots, split_dot_only, sum_dtype
-from hbf.ops.row_major import transposed
+from hbf.ops.row_major import by_columns
 
 # Largest number of responses of a head that are in memory at once. Beyond about a thousand tokens, it is better to
 # compute blocks of points one after another.
@@ -39,7 +38,7 @@ def attention(
   """Compute softmax(scale (q·k − t·k/2)) v over the keys. Without centers t it is softmax(scale q·k) v.
 
   Softmax attention and the normalized Gaussian both call this function. On NVIDIA GPUs, cuDNN's fused kernel computes
-  the result if it supports the arrays. Otherwise XLA computes it, on CPUs in a form of its own.
+  the result if it supports the arrays. Otherwise XLA computes it.
 
   Args:
     queries: q [..., N, d].
@@ -57,14 +56,10 @@ def attention(
   queries, keys, values = (jnp.asarray(z) for z in (queries, keys, values))  # NumPy's types may not be JAX's
   scale = queries.shape[-1] ** -0.5 if scale is None else scale
   default = functools.partial(_xla_attention, scale=scale, centers=centers, mask=mask, causal=causal)
-  forms: dict[str, Callable[..., jax.Array]] = {}
-  if mask is None and _cudnn_takes(queries, keys, values, 0 if centers is None else _PARTS):
-    forms['cuda'] = functools.partial(fused_attention, scale=scale, centers=centers, causal=causal)
-  if not is_short(queries.dtype) and queries.shape[-2] != 1:  # for one query a transposed copy of keys does not pay
-    forms['cpu'] = functools.partial(_cpu_attention, scale=scale, centers=centers, mask=mask, causal=causal)
-  if not forms:
+  if mask is not None or not _cudnn_takes(queries, keys, values, 0 if centers is None else _PARTS):
     return default(queries, keys, values)
-  return jax.lax.platform_dependent(queries, keys, values, default=default, **forms)
+  fused = functools.partial(fused_attention, scale=scale, centers=centers, causal=causal)
+  return jax.lax.platform_dependent(queries, keys, values, cuda=fused, default=default)
 
 
 def _xla_attention(
@@ -88,46 +83,26 @@ def _xla_attention(
   norms = None if centers is None else 0.5 * row_dots(centers, keys[..., : centers.shape[-1]])
   multiply = _logits if centers is None else products  # `products` is more precise, as a distance needs
   if not is_short(queries.dtype):  # one pass over the keys is cheaper than one over all logits
-    logits = multiply(queries, scale * keys)
-    logits = logits if norms is None else logits - (scale * norms).mT
+    scaled = scale * keys
+    if norms is not None:  # one more coordinate subtracts the norms without a pass over all logits
+      queries = jnp.concatenate([queries, jnp.ones_like(queries[..., :1])], axis=-1)
+      scaled = jnp.concatenate([scaled, (-scale * norms).astype(scaled.dtype)], axis=-1)
+    if queries.shape[-2] != 1:  # for one query, copies of all keys and values would cost more than the products
+      scaled, values = by_columns(scaled), by_columns(values)
+    logits = multiply(queries, scaled)
   else:  # a scaled key would be rounded, and would no longer fit its norm
     logits = multiply(queries, keys)
     logits = scale * (logits if norms is None else logits - norms.mT)
-  weights = jax.nn.softmax(_hide(logits, mask, causal), axis=-1)
-  return jnp.einsum('...na,...av->...nv', weights.astype(dtype), values)
-
-
-def _cpu_attention(
-  queries: jax.Array,
-  keys: jax.Array,
-  values: jax.Array,
-  *,
-  scale: jax.Array | float,
-  centers: jax.Array | None,
-  mask: jax.Array | None,
-  causal: bool,
-) -> jax.Array:
-  """Compute `attention` of float32 or float64 arrays in the form that is fastest on a CPU.
-
-  Keys and values are transposed in memory, because this makes the gradient faster.
-  """
-  keys = scale * keys
-  if centers is not None:  # one more coordinate adds the bias −scale t·k/2 without a pass over all logits
-    bias = -0.5 * row_dots(centers, keys[..., : centers.shape[-1]])
-    queries = jnp.concatenate([queries, jnp.ones_like(queries[..., :1])], axis=-1)
-    keys = jnp.concatenate([keys, bias.astype(keys.dtype)], axis=-1)
-  logits = _hide(queries @ transposed(keys), mask, causal)
-  weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True)))
-  # The division comes after the sum over the keys, where there are fewer numbers.
-  return jnp.einsum('...na,...va->...nv', weights, transposed(values)) / weights.sum(axis=-1, keepdims=True)
-
-
-def _hide(logits: jax.Array, mask: jax.Array | None, causal: bool) -> jax.Array:
-  """Replace the logits of keys that a query does not see by the least number."""
   if causal:
     seen = np.tri(logits.shape[-2], logits.shape[-1]) > 0
     mask = jnp.asarray(seen if mask is None else mask & seen)
-  return logits if mask is None else jnp.where(mask, logits, jnp.finfo(logits.dtype).min)
+  if mask is not None:
+    logits = jnp.where(mask, logits, jnp.finfo(logits.dtype).min)
+  if is_short(queries.dtype):
+    return jnp.einsum('...na,...av->...nv', jax.nn.softmax(logits, axis=-1).astype(dtype), values)
+  weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True)))
+  # The division comes after the sum over the keys, where there are fewer numbers.
+  return jnp.einsum('...na,...av->...nv', weights, values) / weights.sum(axis=-1, keepdims=True)
 
 
 def _logits(queries: jax.Array, keys: jax.Array) -> jax.Array:
