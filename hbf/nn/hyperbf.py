@@ -99,7 +99,7 @@ class HyperBFAttention(CheckedModule):
     if self.relative_positions in GAUSSIAN:
       # The contents are divided by σ here, as the positions are by s. The operator's σ is then 1, and does not round
       # the coordinates of positions.
-      q, k = (q / sigma).astype(q.dtype), (k / sigma).astype(k.dtype)
+      q, k = _divide(q, sigma), _divide(k, sigma)
       x, t = relative_coordinates(self, self.relative_positions, raw, context)
       q, k = append_coordinates(q, x), append_coordinates(k, t)
       basis = dataclasses.replace(basis, sigma=1.0, dot_only_dims=x.shape[-1])
@@ -132,6 +132,23 @@ class HyperBFAttention(CheckedModule):
     by_head = q.swapaxes(0, 1)
     over = partial_sum(by_head.reshape(self.heads, -1, q.shape[3]), centers, coefficients, basis)
     return PartialSum(*(z.reshape(*by_head.shape[:3], -1).swapaxes(0, 1) for z in over))
+
+
+@jax.custom_jvp
+def _divide(z: Float[Array, 'B H N d'], sigma: Float[Array, '#H 1 1']) -> Float[Array, 'B H N d']:
+  """Return z/σ in the type of z.
+
+  The derivative is the usual one, (dz − (z/σ) dσ) / σ. But it is stated with the quotient, which the kernels need
+  anyway. So z is not kept in memory for the gradient of σ.
+  """
+  return (z / sigma).astype(z.dtype)
+
+
+@_divide.defjvp
+def _divide_jvp(primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]) -> Any:
+  (z, sigma), (dz, dsigma) = primals, tangents
+  quotient = _divide(z, sigma)
+  return quotient, ((dz - quotient * dsigma) / sigma).astype(z.dtype)
 
 
 class HyperBFCenters(CheckedModule):

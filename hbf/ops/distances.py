@@ -151,8 +151,9 @@ def squared_distances(
 
 def split_dot_only(z: jax.Array, dot_only_dims: int) -> tuple[jax.Array, jax.Array]:
   """Split coordinates in two: those to which the metric applies, and the last `dot_only_dims`, which it ignores."""
-  count = z.shape[-1] - dot_only_dims
-  return z[..., :count], z[..., count:]
+  # The gradient of `split` is a concatenation, and that of slices would be a sum of padded arrays.
+  first, last = jnp.split(z, [z.shape[-1] - dot_only_dims], axis=-1)
+  return first, last
 
 
 def row_dots(a: Float[Array, '... N D'], b: Float[Array, '... N D']) -> Float[Array, '... N 1']:

@@ -80,13 +80,15 @@ def _xla_attention(
     fixed = jax.lax.stop_gradient(scale)
     scale, factor = fixed, scale / jnp.where(fixed == 0, 1, fixed)
     keys = (factor * keys).astype(keys.dtype)
-  norms = None if centers is None else 0.5 * row_dots(centers, keys[..., : centers.shape[-1]])
+  parts = [keys] if centers is None else split_dot_only(keys, keys.shape[-1] - centers.shape[-1])
+  norms = None if centers is None else 0.5 * row_dots(centers, parts[0])
   multiply = _logits if centers is None else products  # `products` is more precise, as a distance needs
   if not is_short(queries.dtype):  # one pass over the keys is cheaper than one over all logits
-    scaled = scale * keys
+    columns = [scale * z for z in parts]
     if norms is not None:  # one more coordinate subtracts the norms without a pass over all logits
       queries = jnp.concatenate([queries, jnp.ones_like(queries[..., :1])], axis=-1)
-      scaled = jnp.concatenate([scaled, (-scale * norms).astype(scaled.dtype)], axis=-1)
+      columns.append((-scale * norms).astype(columns[0].dtype))
+    scaled = jnp.concatenate(columns, axis=-1)
     if queries.shape[-2] != 1:  # for one query, copies of all keys and values would cost more than the products
       scaled, values = by_columns(scaled), by_columns(values)
     logits = multiply(queries, scaled)
