@@ -82,19 +82,15 @@ def _xla_attention(
     keys = (factor * keys).astype(keys.dtype)
   parts = [keys] if centers is None else split_dot_only(keys, keys.shape[-1] - centers.shape[-1])
   norms = None if centers is None else 0.5 * row_dots(centers, parts[0])
-  multiply = _logits if centers is None else products  # `products` is more precise, as a distance needs
-  if not is_short(queries.dtype):  # one pass over the keys is cheaper than one over all logits
-    columns = [scale * z for z in parts]
-    if norms is not None:  # one more coordinate subtracts the norms without a pass over all logits
-      queries = jnp.concatenate([queries, jnp.ones_like(queries[..., :1])], axis=-1)
-      columns.append((-scale * norms).astype(columns[0].dtype))
-    scaled = jnp.concatenate(columns, axis=-1)
-    if queries.shape[-2] != 1:  # for one query, copies of all keys and values would cost more than the products
-      scaled, values = by_columns(scaled), by_columns(values)
-    logits = multiply(queries, scaled)
-  else:  # a scaled key would be rounded, and would no longer fit its norm
-    logits = multiply(queries, keys)
-    logits = scale * (logits if norms is None else logits - norms.mT)
+  if is_short(queries.dtype):  # a scaled key would be rounded, and would no longer fit its norm
+    logits = scale * (_logits(queries, keys) if norms is None else products(queries, keys) - norms.mT)
+  else:  # one pass over the keys is cheaper than one over all logits
+    scaled = jnp.concatenate([scale * z for z in parts], axis=-1)
+    if norms is None:
+      logits = _logits(queries, _stored(scaled, queries))
+    else:
+      logits = _biased_products(queries, scaled, (-scale * norms).astype(scaled.dtype))
+    values = _stored(values, queries)
   if causal:
     seen = np.tri(logits.shape[-2], logits.shape[-1]) > 0
     mask = jnp.asarray(seen if mask is None else mask & seen)
@@ -105,6 +101,39 @@ def _xla_attention(
   weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True)))
   # The division comes after the sum over the keys, where there are fewer numbers.
   return jnp.einsum('...na,...av->...nv', weights, values) / weights.sum(axis=-1, keepdims=True)
+
+
+def _stored(z: jax.Array, queries: jax.Array) -> jax.Array:
+  """Return keys or values z, stored by columns unless there is one query."""
+  # For one query, copies of all keys and values would cost more than the products.
+  return z if queries.shape[-2] == 1 else by_columns(z)
+
+
+@jax.custom_jvp
+def _biased_products(
+  queries: Float[Array, '... N d'], keys: Float[Array, '... A d'], bias: Float[Array, '... A 1']
+) -> Float[Array, '... N A']:
+  """Compute q·k + b for all queries and keys, without a pass over all products that adds the bias of each key.
+
+  The bias is one more coordinate of the keys, and 1 is that of the queries. The derivative is the usual one. But it
+  is stated here, so that the gradient of the queries is a product without this coordinate. On a CPU, a product with
+  17 columns takes up to twice as long as one with 16.
+  """
+  return products(_extended(queries, 1), _stored(_extended(keys, bias), queries))
+
+
+@_biased_products.defjvp
+def _biased_products_jvp(
+  primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
+) -> tuple[jax.Array, jax.Array]:
+  (queries, keys, _), (of_queries, of_keys, of_bias) = primals, tangents
+  from_keys = products(_extended(queries, 1), _stored(_extended(of_keys, of_bias), queries))
+  return _biased_products(*primals), products(of_queries, _stored(keys, queries)) + from_keys
+
+
+def _extended(z: jax.Array, coordinate: jax.Array | float) -> jax.Array:
+  """Append a coordinate [..., 1], or a number for all rows, to the rows of z [..., d]."""
+  return jnp.concatenate([z, jnp.broadcast_to(jnp.asarray(coordinate, z.dtype), (*z.shape[:-1], 1))], axis=-1)
 
 
 def _logits(queries: jax.Array, keys: jax.Array) -> jax.Array:
