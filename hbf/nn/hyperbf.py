@@ -138,8 +138,8 @@ class HyperBFAttention(CheckedModule):
 def _divide(z: Float[Array, 'B H N d'], sigma: Float[Array, '#H 1 1']) -> Float[Array, 'B H N d']:
   """Return z/σ in the type of z.
 
-  The derivative is the usual one, (dz − (z/σ) dσ) / σ. But it is stated with the quotient, which the kernels need
-  anyway. So z is not kept in memory for the gradient of σ.
+  The derivative (dz − (z/σ) dσ) / σ is written with the quotient z/σ, which attention needs anyway. So z itself is
+  not kept in memory for the gradient of σ.
   """
   return (z / sigma).astype(z.dtype)
 

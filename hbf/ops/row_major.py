@@ -1,4 +1,4 @@
-"""Arrays that XLA stores row by row on a CPU, where matrix products with them are then faster."""
+"""Functions that set the order in which XLA stores a matrix on a CPU, so that products with it are faster."""
 
 import jax
 from jaxtyping import Array, Float
@@ -7,8 +7,8 @@ from jaxtyping import Array, Float
 def row_major(z: Float[Array, '... N M']) -> Float[Array, '... N M']:
   """Return z, stored row by row on a CPU.
 
-  XLA may otherwise store its columns, or compute with its transpose and not store z. On other platforms, and on a
-  mesh of several devices, z is returned as it is.
+  Otherwise XLA may store z column by column, or compute with the transpose of z and never store z. On other
+  platforms, and on a mesh of several devices, z is returned as it is.
   """
 
   def stored(z: jax.Array) -> jax.Array:

@@ -101,14 +101,20 @@ class Evaluator:
     self._compiled: Callable[..., Any] | None = None
 
   def trace(self, params: Any, resident: Resident, batch: Batch) -> Any:
-    """Return the traced step, from the shapes and shardings of the parameters and of the inputs of any split."""
+    """Return the traced step. The arguments are only shapes with shardings.
+
+    Args:
+      params: the parameters.
+      resident: what `TaskData.abstract_inputs` returns first, for any split.
+      batch: what it returns second, for `batch_size` rows.
+    """
     counts = _placed(jax.eval_shape(self._zeros), self._replicated)
     with jax.set_mesh(self._mesh):  # type: ignore[arg-type]  # not an abstract one
       rows = _placed(jax.eval_shape(self._rows_of, resident, batch), self._sharding)
       return self._step.trace(counts, {'params': params}, rows)
 
   def compile(self, params: Any, resident: Resident, batch: Batch) -> None:
-    """Compile the step before it is needed, so that a mistake shows early. Arguments as in `trace`."""
+    """Compile the step before it is needed, so that a mistake shows early. Arguments as for `trace`."""
     self._compiled = self.trace(params, resident, batch).lower().compile()
 
   def __call__(self, params: Any, split: Input, stopped: Callable[[], bool] = lambda: False) -> SplitResult:

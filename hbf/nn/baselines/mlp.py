@@ -66,5 +66,5 @@ class MLP(CheckedModule):
 
 
 def _by_columns(rows: jax.Array, kernel: jax.Array, axes: Any, **options: Any) -> jax.Array:
-  """Multiply rows by a kernel [hidden, D] that is stored column by column, so that its gradient is faster."""
+  """Multiply rows by a kernel [hidden, D], stored column by column so that the kernel's gradient is faster."""
   return jax.lax.dot_general(rows, by_columns(kernel), axes, **options)

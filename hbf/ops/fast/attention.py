@@ -99,12 +99,12 @@ def _xla_attention(
   if is_short(queries.dtype):
     return jnp.einsum('...na,...av->...nv', jax.nn.softmax(logits, axis=-1).astype(dtype), values)
   weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True)))
-  # The division comes after the sum over the keys, where there are fewer numbers.
+  # The sums over the keys are divided, and not the weights, because there are fewer sums than weights.
   return jnp.einsum('...na,...av->...nv', weights, values) / weights.sum(axis=-1, keepdims=True)
 
 
 def _stored(z: jax.Array, queries: jax.Array) -> jax.Array:
-  """Return keys or values z, stored by columns unless there is one query."""
+  """Return keys or values z. If there is more than one query, they are stored by columns on a CPU."""
   # For one query, copies of all keys and values would cost more than the products.
   return z if queries.shape[-2] == 1 else by_columns(z)
 
@@ -113,11 +113,11 @@ def _stored(z: jax.Array, queries: jax.Array) -> jax.Array:
 def _biased_products(
   queries: Float[Array, '... N d'], keys: Float[Array, '... A d'], bias: Float[Array, '... A 1']
 ) -> Float[Array, '... N A']:
-  """Compute q·k + b for all queries and keys, without a pass over all products that adds the bias of each key.
+  """Compute q·k + b for all queries q and keys k, where every key has its own bias b.
 
-  The bias is one more coordinate of the keys, and 1 is that of the queries. The derivative is the usual one. But it
-  is stated here, so that the gradient of the queries is a product without this coordinate. On a CPU, a product with
-  17 columns takes up to twice as long as one with 16.
+  The bias is one more coordinate of its key, and every query has a 1 there. So no pass over all products adds the
+  biases. The derivative is written by hand, so that the product for the gradient of the queries leaves this
+  coordinate out. On a CPU, a product with 17 columns takes up to twice as long as one with 16.
   """
   return products(_extended(queries, 1), _stored(_extended(keys, bias), queries))
 
@@ -132,7 +132,7 @@ def _biased_products_jvp(
 
 
 def _extended(z: jax.Array, coordinate: jax.Array | float) -> jax.Array:
-  """Append a coordinate [..., 1], or a number for all rows, to the rows of z [..., d]."""
+  """Append one coordinate to the rows of z [..., d]: an array [..., 1], or one number for all rows."""
   return jnp.concatenate([z, jnp.broadcast_to(jnp.asarray(coordinate, z.dtype), (*z.shape[:-1], 1))], axis=-1)
 
 
