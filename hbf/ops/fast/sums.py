@@ -177,7 +177,7 @@ def _sums(kernel: str, count: int, distances: Distances, coefficients: jax.Array
 
 def _sums_forward(kernel: str, count: int, distances: Distances, coefficients: jax.Array) -> Any:
   def of_block(scaled: jax.Array) -> PivotedSums:
-    return _block_sums(KERNELS[kernel](scaled), coefficients)
+    return _block_sums(kernel, scaled, coefficients)
 
   pivoted, kept = _forward(of_block, count, distances, coefficients.dtype)
   sums = center(pivoted, coefficients)
@@ -278,11 +278,13 @@ def _shortened(scaled: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, ...]:
   return jax.lax.optimization_barrier((least, (scaled - least).astype(dtype)))
 
 
-def _block_sums(log_k: jax.Array, coefficients: jax.Array) -> PivotedSums:
-  """Compute the sums of one block of points from its array of log K, [..., N, A]."""
-  # The peak cancels, so its gradient is set to 0. JAX's gradient would divide by the number of entries that equal the
-  # peak. In some compilations no recomputed entry equals it.
-  log_peak = jax.lax.stop_gradient(jnp.max(log_k, axis=-1, keepdims=True))
+def _block_sums(kernel: str, scaled: jax.Array, coefficients: jax.Array) -> PivotedSums:
+  """Compute the sums of one block of points from its scaled squared distances [..., N, A]."""
+  # All kernels decrease with the distance, so the peak is at the least distance. The greatest log K would be the same
+  # number, but XLA would store log K for it. The peak cancels, so its gradient is set to 0. JAX's gradient would
+  # divide by the number of entries that equal the peak. In some compilations no recomputed entry equals it.
+  log_peak = jax.lax.stop_gradient(KERNELS[kernel](scaled.min(axis=-1, keepdims=True)))
+  log_k = KERNELS[kernel](scaled)
   pivot = jnp.mean(jnp.exp(log_k[..., :_FIRST] - log_peak), axis=-1, keepdims=True)
   u = jnp.exp(log_k - log_peak) - pivot
   total, squares = (z.sum(axis=-1, keepdims=True) for z in (u, u * u))
