@@ -22,7 +22,7 @@ def digits(arguments: str = '') -> ConfigDict:
     # There is no flip, because mirrored digits are not digits.
     {'name': 'digits', 'transforms': (('shift', 1),), 'validation': 0.1},
     model={'patch': 4, 'depth': 2},  # more blocks are not more accurate here, and a first run should be short
-    train={'epochs': 60.0, 'batch_size': 64, 'steps_per_call': 10},  # steps take milliseconds, even on a CPU
+    train={'epochs': 40.0, 'batch_size': 64, 'steps_per_call': 10},  # steps take milliseconds, even on a CPU
     evaluate={'every': '10epochs'},
     checkpoint={'every': '10epochs'},
   )
