@@ -197,12 +197,19 @@ def test_a_process_that_was_asleep_changes_nothing(tmp_path):
   assert before.items() <= fsspec.filesystem('memory').store.items()  # only files that no manifest names were added
 
 
+@pytest.fixture
+def _ctrl_c():
+  former = signal.signal(signal.SIGINT, signal.default_int_handler)  # xdist ignores SIGINT
+  yield
+  signal.signal(signal.SIGINT, former)
+
+
+@pytest.mark.usefixtures('_ctrl_c')
 def test_a_run_that_loses_its_lock_is_stopped_like_by_ctrl_c():
-  begin, former = time.monotonic(), signal.signal(signal.SIGINT, signal.default_int_handler)  # xdist ignores SIGINT
+  begin = time.monotonic()
   with pytest.raises(UserError, match='taken over'), mirrored(ADDRESS, QUIET), contextlib.suppress(KeyboardInterrupt):
     Lock(Bucket(ADDRESS), mirror._owner(mirror._home(Bucket(ADDRESS))), print)
     time.sleep(60)
-  signal.signal(signal.SIGINT, former)
   assert time.monotonic() - begin < 30
 
 
