@@ -33,6 +33,7 @@ COMPARISONS = (
   'claim-controls',
   'claim-tuned',
   'claim-h100',
+  'claim-blocks',
   'laptop',
   'rivals',
   'rivals-best',
