@@ -177,10 +177,7 @@ def initialization(experiment: Experiment, first: Batch) -> tuple[TrainState, Ca
   shapes = with_sharding(jax.eval_shape(init, *arguments), mesh)
 
   def initialize() -> TrainState:
-    program = jax.jit(init, out_shardings=state_sharding(mesh, shapes)).lower(*arguments)
-    # This program runs once. On a CPU it compiles in two thirds of the time if LLVM optimizes less.
-    on_cpu = mesh.devices.flat[0].platform == 'cpu'
-    compiled = program.compile({'xla_backend_optimization_level': '1'} if on_cpu else None)
+    compiled = jax.jit(init, out_shardings=state_sharding(mesh, shapes)).lower(*arguments).compile()
     processes.barrier(mesh)
     return compiled(*arguments)
 
