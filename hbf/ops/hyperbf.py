@@ -11,13 +11,13 @@ coefficients (eq. 6). Stage 2 has learned centers and coefficients (eq. 7).
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from hbf.ops.basis import RadialBasis
 from hbf.ops.distances import distances, squared_distances
 from hbf.ops.fast.choice import fastest, fastest_partial
 from hbf.ops.kernels import DIRECT, KERNELS
+from hbf.ops.masks import joint_mask
 from hbf.ops.normalization import normalize
 from hbf.ops.union import PartialSum
 
@@ -33,7 +33,7 @@ def hyperbf_plain(
 ) -> Float[Array, '... N V']:
   """Compute f by its definition, with all responses [..., N, A] in memory. Arguments as in `hyperbf`."""
   points, centers, coefficients = _as_arrays(points, centers, coefficients)
-  seen = _seen(mask, causal, points.shape[-2], centers.shape[-2])
+  seen = joint_mask(mask, causal, points.shape[-2], centers.shape[-2])
   r = responses(points, centers, basis, seen, factors).astype(coefficients.dtype)
   return jnp.einsum('...na,...av->...nv', r, coefficients)  # f(x) = Σ_a R_a(x) c_a
 
@@ -150,7 +150,7 @@ def partial_plain(
 ) -> PartialSum:
   """Compute a partial sum by its definition, with all responses in memory. Arguments as in `partial_sum`."""
   log_k = nearness(points, centers, basis)
-  seen = _seen(mask, causal, points.shape[-2], centers.shape[-2])
+  seen = joint_mask(mask, causal, points.shape[-2], centers.shape[-2])
   if seen is not None:  # with −∞ in place of the least number, a point that sees no center would get NaN
     log_k = jnp.where(seen, log_k, jnp.finfo(log_k.dtype).min)
   log_normalizer = jax.nn.logsumexp(log_k, axis=-1, keepdims=True)
@@ -164,11 +164,3 @@ def _as_arrays(points: jax.Array, centers: jax.Array, coefficients: jax.Array) -
   if jnp.float64 in (points.dtype, centers.dtype, coefficients.dtype):
     points, centers = points.astype(jnp.float64), centers.astype(jnp.float64)
   return points, centers, coefficients
-
-
-def _seen(mask: jax.Array | None, causal: bool, points: int, centers: int) -> jax.Array | None:
-  """Return one mask that combines `mask` and `causal`. None: all points see all centers."""
-  if not causal:
-    return mask
-  triangle = jnp.asarray(np.tri(points, centers, dtype=bool))
-  return triangle if mask is None else mask & triangle

@@ -38,9 +38,11 @@ def parameters(model, classes, image_shape):
 
 
 def of_images(data, config):
-  known = PREPARATIONS[config.data.name].images  # None for the digits; the data of old runs say less
-  classes, shape = (known.classes, known.image_shape) if known else (len(data['classes']), tuple(data['image_shape']))
-  return parameters(config.model.to_json(), classes, shape)
+  model = config.model.to_json()
+  if data is None:  # the first runs did not store what their data were
+    known = PREPARATIONS[config.data.name].images
+    return parameters(model, known.classes, known.image_shape)
+  return parameters(model, len(data['classes']), tuple(data['image_shape']))
 
 
 def of_texts(data, config):

@@ -10,11 +10,11 @@ from typing import Literal
 import jax
 import jax.export
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from hbf.ops.basis import RadialBasis
 from hbf.ops.distances import is_short, keep_short, metric_product, products, row_dots, split_dot_only, sum_dtype
+from hbf.ops.masks import joint_mask
 from hbf.ops.row_major import by_columns
 
 # Largest number of responses of a head that are in memory at once. Beyond about a thousand tokens, it is better to
@@ -91,11 +91,9 @@ def _xla_attention(
     else:
       logits = _biased_products(queries, scaled, (-scale * norms).astype(scaled.dtype))
     values = _stored(values, queries)
-  if causal:
-    seen = np.tri(logits.shape[-2], logits.shape[-1]) > 0
-    mask = jnp.asarray(seen if mask is None else mask & seen)
-  if mask is not None:
-    logits = jnp.where(mask, logits, jnp.finfo(logits.dtype).min)
+  seen = joint_mask(mask, causal, *logits.shape[-2:])
+  if seen is not None:
+    logits = jnp.where(seen, logits, jnp.finfo(logits.dtype).min)
   if is_short(queries.dtype):
     return jnp.einsum('...na,...av->...nv', jax.nn.softmax(logits, axis=-1).astype(dtype), values)
   weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True)))
