@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from nn.drawn import apply
 from ops import reference
 
 from hbf.errors import UserError
@@ -43,7 +44,7 @@ def random_params(model, images, scale=0.5):
 
 
 def logits(model, params, images):
-  return np.asarray(model.apply({'params': params}, images, train=False))
+  return np.asarray(apply(model, params, images, train=False))
 
 
 def test_patches_are_the_squares_of_the_image_row_by_row():
@@ -94,7 +95,7 @@ def test_the_stem_is_convolutions_down_to_the_patches(patch):
     assert z.shape[-1] == channels
     z = np.asarray(jax.nn.gelu(reference.layer_norm(z, **params[f'norm_stem{i}'])))
   expected = convolution(z, **params['embedding'])
-  tokens, places = model.apply({'params': params}, images, train=False)
+  tokens, places = apply(model, params, images, train=False)
   np.testing.assert_allclose(tokens, expected.reshape(2, -1, WIDTH), rtol=1e-4, atol=1e-4)
   np.testing.assert_array_equal(places, grid(16 // patch, 8 // patch))
 
@@ -142,7 +143,7 @@ def test_a_whitened_stem_starts_with_uncorrelated_channels_of_variance_1_and_the
   bias = np.random.default_rng(1).normal(size=54).astype(np.float32)
   params['stem0']['bias'] = bias
   expected = convolution(jax.nn.gelu(channels + bias), **jax.tree.map(np.asarray, params['embedding']))
-  tokens, _ = model.apply({'params': params}, images, train=False)
+  tokens, _ = apply(model, params, images, train=False)
   np.testing.assert_allclose(tokens, expected.reshape(64, -1, WIDTH), rtol=1e-4, atol=1e-4)
 
 
@@ -344,7 +345,7 @@ def test_a_looped_form_starts_from_the_same_parameters():
 
 def blocks(model, params, tokens, context, **options):
   """Return the tokens after the blocks of a model, before the last norm."""
-  return model.trunk.apply({'params': params}, tokens, context, method='_blocks', **options)
+  return apply(model.trunk, params, tokens, context, method='_blocks', **options)
 
 
 def test_scanned_blocks_drop_each_something_else():

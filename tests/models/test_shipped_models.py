@@ -209,7 +209,7 @@ def units_at_init(config_json, shape):
 
 def units_of(data, recipe):
   config = model_config(data, 'hyperbf', recipe)
-  config.depth = min(config.depth, 4)  # what reaches a later one differs little at init
+  config.depth = min(config.depth, 2)  # what reaches a later one differs little at init
   return units_at_init(config.to_json(), SETS[data][0])
 
 

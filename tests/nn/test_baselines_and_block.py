@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from nn.drawn import random_params
+from nn.drawn import apply, random_params
 from ops import reference
 from sampled import sampled
 
@@ -49,7 +49,7 @@ def test_softmax_attention_equals_the_formula(heads, qk_norm, qkv_bias):
       queries, keys = (z / np.linalg.norm(z, axis=-1, keepdims=True) for z in (queries, keys))
       temperature = math.exp(2 * params['log_sigma'][h, 0, 0])
     joined[b, :, part] = reference.softmax(queries @ keys.T / temperature) @ v[b, :, part]
-  result = module.apply({'params': params}, tokens)
+  result = apply(module, params, tokens)
   np.testing.assert_allclose(result, dense(joined, params['out']), rtol=1e-4, atol=1e-5)
 
 
@@ -58,7 +58,7 @@ def test_unit_norm_softmax_attention_is_unit_norm_hyperbf_attention():
   softmax, hyperbf = SoftmaxAttention(2, True), HyperBFAttention(2, qk_norm=True)
   params = random_params(softmax, make_tokens())
   assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, random_params(hyperbf, make_tokens()))
-  results = [module.apply({'params': params}, make_tokens()) for module in (softmax, hyperbf)]
+  results = [apply(module, params, make_tokens()) for module in (softmax, hyperbf)]
   np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-5)
   starts = [jax.jit(module.init)(jax.random.key(0), make_tokens())['params'] for module in (softmax, hyperbf)]
   jax.tree.map(np.testing.assert_allclose, *starts)
@@ -82,7 +82,7 @@ def test_mlp_equals_the_formula(activation):
   module, tokens = MLP(6, activation, 1.0), make_tokens()
   params = random_params(module, tokens)
   hidden = np.vectorize(ACTIVATIONS[activation])(dense(np.asarray(tokens, np.float64), params['hidden']))
-  result = module.apply({'params': params}, tokens)
+  result = apply(module, params, tokens)
   np.testing.assert_allclose(result, dense(hidden, params['out']), rtol=1e-4, atol=1e-5)
 
 
@@ -93,7 +93,7 @@ def test_gated_mlp_equals_the_formula(activation):
   params = random_params(module, tokens)
   gates, values = np.split(dense(np.asarray(tokens, np.float64), params['hidden']), 2, axis=-1)
   expected = dense(np.vectorize(GATES[activation])(gates) * values, params['out'])
-  np.testing.assert_allclose(module.apply({'params': params}, tokens), expected, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(apply(module, params, tokens), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_every_activation_is_tested():
@@ -124,7 +124,7 @@ def test_block_is_pre_norm_and_residual():
   z = np.asarray(tokens, np.float64)
   for name in ('stage1', 'stage2'):
     z = z + update_of(params, name, z)
-  np.testing.assert_allclose(block.apply({'params': params}, tokens), z, rtol=1e-4, atol=1e-4)
+  np.testing.assert_allclose(apply(block, params, tokens), z, rtol=1e-4, atol=1e-4)
 
 
 def update_of(params, name, tokens):
@@ -140,7 +140,7 @@ def test_parallel_stages_both_read_the_blocks_input():
   params = random_params(block, tokens)
   x = np.asarray(tokens, np.float64)
   expected = x + update_of(params, 'stage1', x) + update_of(params, 'stage2', x)
-  np.testing.assert_allclose(block.apply({'params': params}, tokens), expected, rtol=1e-4, atol=1e-4)
+  np.testing.assert_allclose(apply(block, params, tokens), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_layer_scale_multiplies_what_each_stage_adds():
@@ -152,7 +152,7 @@ def test_layer_scale_multiplies_what_each_stage_adds():
   z = np.asarray(tokens, np.float64)
   for name in ('stage1', 'stage2'):
     z = z + params[f'scale_{name}'] * update_of(params, name, z)
-  np.testing.assert_allclose(block.apply({'params': params}, tokens), z, rtol=1e-4, atol=1e-4)
+  np.testing.assert_allclose(apply(block, params, tokens), z, rtol=1e-4, atol=1e-4)
 
 
 def test_a_block_without_stage_2_is_its_stage_1():
@@ -161,7 +161,7 @@ def test_a_block_without_stage_2_is_its_stage_1():
   assert set(params) == {'norm_stage1', 'stage1'}
   z = np.asarray(tokens, np.float64)
   expected = z + update_of(params, 'stage1', z)
-  np.testing.assert_allclose(block.apply({'params': params}, tokens), expected, rtol=1e-4, atol=1e-4)
+  np.testing.assert_allclose(apply(block, params, tokens), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_stochastic_depth_lets_whole_images_go_past_a_stage_and_keeps_the_mean():
@@ -183,8 +183,8 @@ def test_stochastic_depth_lets_whole_images_go_past_a_stage_and_keeps_the_mean()
     assert abs(share - probability) < 4 * math.sqrt(probability * (1 - probability) / count)
     seen += share
   assert seen == 1
-  evaluated = block.apply({'params': params}, one, drop_path=rate)
-  np.testing.assert_array_equal(evaluated, block.apply({'params': params}, one))
+  evaluated = apply(block, params, one, drop_path=rate)
+  np.testing.assert_array_equal(evaluated, apply(block, params, one))
 
 
 def test_dropout_works_in_training_only():
@@ -234,7 +234,7 @@ def test_any_stage_1_goes_with_any_stage_2(first, second):
   stages = make_stages(model, 2, *stage_options(model, 16))
   block, tokens = Block(*stages, dropout=0.0), jnp.asarray(np.random.default_rng(0).normal(size=(B, 9, D)), 'f')
   params = random_params(block, tokens)
-  out = block.apply({'params': params}, tokens)
+  out = apply(block, params, tokens)
   assert out.shape == (B, 9, D) and np.all(np.isfinite(out))
   assert not np.allclose(out, tokens)
   assert {name for name in params if 'norm' in name} == {'norm_stage1'} | ({'norm_stage2'} if stages[1] else set())

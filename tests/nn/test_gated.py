@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from nn.drawn import random_params
+from nn.drawn import apply, random_params
 from ops import reference
 
 from hbf.errors import UserError
@@ -47,16 +47,14 @@ def by_the_formula(module, params, tokens):
 def test_the_unit_equals_its_formula(changes):
   """This holds also if the number of heads does not divide the number of values."""
   module, tokens, params = make(**changes)
-  out = module.apply({'params': params}, tokens, CONTEXT)
+  out = apply(module, params, tokens, CONTEXT)
   np.testing.assert_allclose(out, by_the_formula(module, params, tokens), rtol=1e-4, atol=1e-5)
 
 
 def test_a_closed_gate_lets_nothing_through():
   module, tokens, params = make()
   params['in']['bias'][:10] = -1e6
-  np.testing.assert_array_equal(
-    module.apply({'params': params}, tokens), np.broadcast_to(params['out']['bias'], tokens.shape)
-  )
+  np.testing.assert_array_equal(apply(module, params, tokens), np.broadcast_to(params['out']['bias'], tokens.shape))
 
 
 def test_options_that_can_not_be_are_user_errors():

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from nn.drawn import random_params
+from nn.drawn import apply, random_params
 from ops import reference
 from ops.keywords import hyperbf, hyperbf_plain, log_responses
 
@@ -115,7 +115,7 @@ def unit_reference(params, tokens, options):
 def assert_equals_reference(module, options, expected, tol=1e-3):
   tokens = make_tokens()
   params = random_params(module, tokens)
-  result = module.apply({'params': params}, tokens)
+  result = apply(module, params, tokens)
   reference_ = expected(params, tokens, options)
   np.testing.assert_allclose(result, reference_, rtol=tol, atol=tol * np.abs(reference_).max())
 
@@ -224,7 +224,7 @@ def test_no_image_has_a_copy_of_the_learned_centers():
   """No array of a train step has an axis of images beside axes of learned centers and of dimensions."""
   tokens, module = make_tokens(), HyperBFAttention(**ATTENTION | {'memory': 11})
   params = jax.eval_shape(module.init, jax.random.key(0), tokens)['params']
-  text = str(jax.make_jaxpr(jax.grad(lambda p: module.apply({'params': p}, tokens).sum()))(params))
+  text = str(jax.make_jaxpr(jax.grad(lambda p: apply(module, p, tokens).sum()))(params))
   assert 'f32[2,11,4]' in text
   assert f'f32[{B},2,11,4]' not in text
   assert f'f32[{B},2,{N + 11},4]' not in text
@@ -245,8 +245,8 @@ def test_unit_norm_makes_attention_blind_to_the_scale_of_queries_and_keys():
   params = random_params(module, tokens)
   scaled = jax.tree.map(np.array, params)
   scaled['qkv']['kernel'][:, : 2 * D] *= 5
-  expected = module.apply({'params': params}, tokens)
-  np.testing.assert_allclose(module.apply({'params': scaled}, tokens), expected, rtol=1e-4, atol=1e-5)
+  expected = apply(module, params, tokens)
+  np.testing.assert_allclose(apply(module, scaled, tokens), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('heads', [1, 2])
@@ -312,9 +312,9 @@ def test_mean_response_of_every_head_is_one_at_init(changes):
 def test_with_norm_unit_neither_the_size_of_a_token_nor_that_of_a_center_counts():
   module, tokens = HyperBFCenters(**UNIT | {'normalize_inputs': True}), make_tokens()
   params = random_params(module, tokens)
-  expected = module.apply({'params': params}, tokens)
+  expected = apply(module, params, tokens)
   larger = params | {'centers': params['centers'] * np.arange(1, 7)[:, None]}
-  np.testing.assert_allclose(module.apply({'params': larger}, 3 * tokens), expected, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(apply(module, larger, 3 * tokens), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('heads,scale', [(1, 1.0), (2, 0.1)])
@@ -322,7 +322,7 @@ def test_with_norm_unit_neither_the_size_of_a_token_nor_that_of_a_center_counts(
 def test_output_at_init_has_the_scale_asked_for(normalization, heads, scale):
   options = UNIT | {'normalization': normalization, 'heads': heads, 'coefficients_scale': scale, 'centers': 48}
   tokens = make_tokens((2, 8, 64))
-  out, _ = HyperBFCenters(**options).init_with_output(jax.random.key(0), tokens)
+  out, _ = jax.jit(HyperBFCenters(**options).init_with_output)(jax.random.key(0), tokens)
   np.testing.assert_allclose(np.sqrt(np.mean(np.square(out))), scale, rtol=0.15)
 
 
@@ -351,7 +351,7 @@ def test_fact_4_the_default_start_is_neither_dead_nor_constant():
   np.testing.assert_allclose(responses.mean(), 1, rtol=1e-3)
   assert responses.std() > 0.5
   target = make_tokens((2, 16, 384), seed=1)
-  gradient = jax.jit(jax.grad(lambda p: jnp.mean(jnp.square(module.apply({'params': p}, tokens) - target))))(params)
+  gradient = jax.jit(jax.grad(lambda p: jnp.mean(jnp.square(apply(module, p, tokens) - target))))(params)
   # A step that moves every parameter by a hundredth of its size changes the loss by this much.
   for name in ('centers', 'coefficients', 'metric', 'log_sigma', 'log_gain'):
     reach = 0.01 * jnp.linalg.norm(gradient[name]) * jnp.maximum(jnp.linalg.norm(params[name]), 1)
@@ -390,7 +390,7 @@ def test_the_signed_gaussian_has_a_free_beta_of_every_center():
   r2 = reference.squared_distances(points, params['centers'][0], 'bilinear', params['metric'][0])
   responses = np.exp(params['log_gain'] - params['beta'] * r2)[0]
   expected = responses @ params['coefficients'][0] + params['bias']
-  result = np.asarray(module.apply({'params': params}, tokens)).reshape(-1, D)
+  result = np.asarray(apply(module, params, tokens)).reshape(-1, D)
   np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -408,9 +408,9 @@ def test_dtype_is_that_of_the_output_not_of_the_parameters(module):
   half = module.clone(dtype=jnp.bfloat16)
   params = half.init(jax.random.key(0), make_tokens())['params']
   assert {z.dtype for z in jax.tree.leaves(params)} == {jnp.dtype('float32')}
-  out = half.apply({'params': params}, make_tokens())
+  out = apply(half, params, make_tokens())
   assert out.dtype == jnp.bfloat16
-  expected = np.asarray(module.apply({'params': params}, make_tokens()))
+  expected = np.asarray(apply(module, params, make_tokens()))
   np.testing.assert_allclose(np.asarray(out, np.float32), expected, atol=0.05 * np.abs(expected).max())
 
 
@@ -452,21 +452,22 @@ def nested_outputs(normalization):
     first = {name: z[:, :count] if name in ('centers', 'coefficients') else z for name, z in params.items()}
     first['log_sigma'] = params['log_sigma'][..., :count]
     fewer = HyperBFCenters(**UNIT | {'normalization': normalization, 'centers': count})
-    outputs.append(fewer.apply({'params': first}, make_tokens()))
+    outputs.append(apply(fewer, first, make_tokens()))
   return HyperBFCenters(**options), params, np.asarray(outputs)
 
 
 @pytest.mark.parametrize('normalization', reference.NORMALIZATIONS)
 def test_in_training_a_nested_unit_is_one_of_its_first_centers_for_every_image(normalization):
   module, params, outputs = nested_outputs(normalization)
+  train = jax.jit(lambda key: module.apply({'params': params}, make_tokens(), TRAIN, rngs={'dropout': key}))
   counts = []
   for seed in range(5):
-    out = module.apply({'params': params}, make_tokens(), TRAIN, rngs={'dropout': jax.random.key(seed)})
+    out = train(jax.random.key(seed))
     differences = np.abs(outputs - np.asarray(out)).max(axis=(2, 3))  # [A, B]
     assert (differences.min(axis=0) < 1e-3 * np.abs(outputs).max()).all()
     counts.append(differences.argmin(axis=0))
   assert any(len(set(count)) > 1 for count in counts), 'images draw together'
-  evaluated = module.apply({'params': params}, make_tokens(), rngs={'dropout': jax.random.key(0)})
+  evaluated = apply(module, params, make_tokens(), rngs={'dropout': jax.random.key(0)})
   np.testing.assert_allclose(evaluated, outputs[-1], rtol=1e-3, atol=1e-4)
 
 
@@ -482,7 +483,7 @@ def test_nested_units_take_all_centers_for_half_of_the_images_and_each_doubling_
   params['coefficients'] = np.tile(np.arange(1, 9, dtype='f')[:, None], (1, 1, D))
 
   def draw(key):
-    return module.apply({'params': params}, make_tokens(), TRAIN, rngs={'dropout': key})[0, 0, 0]
+    return apply(module, params, make_tokens(), TRAIN, rngs={'dropout': key})[0, 0, 0]
 
   means = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(0), 3000))
   counts = np.round(2 * np.asarray(means) - 1)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from nn.drawn import random_params
+from nn.drawn import apply, random_params
 
 from hbf.nn.baselines.mlp import MLP
 from hbf.nn.hyperbf import HyperBFCenters
@@ -43,7 +43,7 @@ def test_balls_on_the_sphere_are_hidden_units_with_normalized_weights(kernel):
     'out': {'kernel': coefficients, 'bias': out_bias},
   }
   params = jax.tree.map(lambda z: jnp.asarray(z, jnp.float32), params)
-  np.testing.assert_allclose(mlp.apply({'params': params}, TOKENS), hidden, rtol=1e-4, atol=1e-4)
+  np.testing.assert_allclose(apply(mlp, params, TOKENS), hidden, rtol=1e-4, atol=1e-4)
 
   unit = HyperBFCenters(
     UNITS,
@@ -62,7 +62,7 @@ def test_balls_on_the_sphere_are_hidden_units_with_normalized_weights(kernel):
     'bias': out_bias,
   }
   params = jax.tree.map(lambda z: jnp.asarray(z, jnp.float32), params)
-  np.testing.assert_allclose(unit.apply({'params': params}, TOKENS), hidden, rtol=1e-4, atol=1e-4)
+  np.testing.assert_allclose(apply(unit, params, TOKENS), hidden, rtol=1e-4, atol=1e-4)
 
 
 def test_balls_with_linear_coefficients_are_a_gated_mlp_on_tokens_of_norm_root_d():
@@ -81,7 +81,7 @@ def test_balls_with_linear_coefficients_are_a_gated_mlp_on_tokens_of_norm_root_d
     'out': {'kernel': params['coefficients'][0], 'bias': params['bias']},
   }
   expected = mlp.apply({'params': jax.tree.map(jnp.asarray, of_mlp)}, tokens)
-  np.testing.assert_allclose(unit.apply({'params': params}, tokens), expected, rtol=1e-3, atol=1e-3)
+  np.testing.assert_allclose(apply(unit, params, tokens), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_the_length_of_a_center_does_not_move_tokens_at_right_angles():
@@ -90,7 +90,7 @@ def test_the_length_of_a_center_does_not_move_tokens_at_right_angles():
   params = random_params(unit, tokens)
   for length in (1.0, 5.0):
     params['centers'] = jnp.zeros((1, 1, D)).at[0, 0, 1].set(length)
-    _, sown = unit.apply({'params': params}, tokens, mutable=['responses'])
+    _, sown = apply(unit, params, tokens, mutable=['responses'])
     np.testing.assert_allclose(sown['responses']['log_kernels'][0], params['depth'], rtol=1e-4, atol=1e-4)
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from nn.drawn import random_params
+from nn.drawn import apply, random_params
 from ops import reference
 from sampled import sampled
 
@@ -120,7 +120,7 @@ def test_attention_over_places_equals_the_formula(name, places):
   """The position distance of a class token and of learned centers is 0."""
   module = MODULES[name]
   tokens, params = drawn(module, places)
-  result = module.apply({'params': params}, tokens, context(places))
+  result = apply(module, params, tokens, context(places))
   expected = by_the_formula(module, params, tokens, places)
   np.testing.assert_allclose(result, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
 
@@ -140,7 +140,7 @@ def test_its_gradients_are_the_formulas(name):
   module = MODULES[name]
   places, rng = grid(2, 3), np.random.default_rng(1)
   tokens, params = drawn(module, places)
-  total = lambda p: jnp.sum(jnp.sin(module.apply({'params': p}, tokens, context(places))))  # noqa: E731
+  total = lambda p: jnp.sum(jnp.sin(apply(module, p, tokens, context(places))))  # noqa: E731
   gradients = jax.jit(jax.grad(total))(params)
   assert {'position_offset', 'position_log_sigma'} < set(gradients)
   paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
@@ -162,7 +162,7 @@ def test_a_mask_is_kept_to(memory):
   module, places = HyperBFAttention(H, memory=memory, relative_positions='gaussian'), grid(2, 3)
   tokens, params = make(module, places)
   mask = np.tril(np.ones((7, 7), bool))
-  result = module.apply({'params': params}, tokens, context(places, mask=jnp.asarray(mask)))
+  result = apply(module, params, tokens, context(places, mask=jnp.asarray(mask)))
   seen = np.concatenate([mask, np.ones((7, memory), bool)], axis=1)
   expected = by_the_formula(module, params, tokens, places, seen)
   np.testing.assert_allclose(result, expected, rtol=1e-3, atol=1e-3)
@@ -173,14 +173,12 @@ def test_only_where_tokens_are_relative_to_each_other_matters(name):
   """A shift of all positions changes nothing. The position of a masked token has no effect."""
   module = MODULES[name]
   tokens, params = make(module, grid(3, 4))
-  here, there = (
-    module.apply({'params': params}, tokens, context(grid(3, 4) + shift)) for shift in (0, np.array([5, -2]))
-  )
+  here, there = (apply(module, params, tokens, context(grid(3, 4) + shift)) for shift in (0, np.array([5, -2])))
   np.testing.assert_allclose(here, there, rtol=1e-4, atol=1e-5)
   mask = jnp.arange(13) < 12
   far = grid(3, 4)
   far[12] = 20, 20
-  near, away = (module.apply({'params': params}, tokens, context(z, mask=mask))[:, :12] for z in (grid(3, 4), far))
+  near, away = (apply(module, params, tokens, context(z, mask=mask))[:, :12] for z in (grid(3, 4), far))
   np.testing.assert_allclose(near, away, rtol=1e-4, atol=1e-5)
 
 
@@ -194,7 +192,7 @@ def narrow(module):
 
 
 def value_and_gradients(module, params, tokens, places):
-  total = lambda p, z: jnp.mean(jnp.sin(module.apply({'params': p}, z, context(places)).astype('f')))  # noqa: E731
+  total = lambda p, z: jnp.mean(jnp.sin(apply(module, p, z, context(places)).astype('f')))  # noqa: E731
   return jax.jit(jax.value_and_grad(total, argnums=(0, 1)))(params, tokens)
 
 
@@ -237,7 +235,7 @@ def assert_bfloat16_is_near(module, of_gradients=0.05):
   tokens, params, places = narrow(module)
   params['qkv']['kernel'] *= 0.5
   half = module.clone(dtype=jnp.bfloat16)
-  result, expected = (np.asarray(m.apply({'params': params}, tokens, context(places)), 'f') for m in (half, module))
+  result, expected = (np.asarray(apply(m, params, tokens, context(places)), 'f') for m in (half, module))
   np.testing.assert_allclose(result, expected, atol=0.02 * np.abs(expected).max())
   gradients = [value_and_gradients(m, params, tokens, places)[1] for m in (half, module)]
   for (path, result), (_, expected) in zip(*map(jax.tree_util.tree_leaves_with_path, gradients), strict=True):
@@ -329,7 +327,7 @@ def test_over_a_text_half_of_the_heads_start_beside_and_the_others_far_and_wide(
 def test_without_the_option_places_are_not_looked_at(kind):
   module = kind(H)
   tokens, params = make(module, grid(2, 3))
-  outs = [module.apply({'params': params}, tokens, z) for z in (Context(), context(grid(2, 3)))]
+  outs = [apply(module, params, tokens, z) for z in (Context(), context(grid(2, 3)))]
   np.testing.assert_array_equal(*outs)
   assert not [name for name in params if name.startswith('place')]
 
@@ -339,7 +337,7 @@ def test_softmax_of_unit_norm_and_hyperbf_of_unit_norm_are_the_same_over_places_
   places = grid(2, 3)
   pair = MODULES['softmax True'], MODULES["hyperbf {'qk_norm': True}"]
   tokens, params = make(pair[0], places)
-  results = [module.apply({'params': params}, tokens, context(places)) for module in pair]
+  results = [apply(module, params, tokens, context(places)) for module in pair]
   np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-5)
 
 
@@ -405,8 +403,7 @@ def test_rotary_attention_depends_on_where_tokens_are_from_each_other(name):
   module, places = ROTARY[name].clone(memory=0) if 'hyperbf' in name else ROTARY[name], grid(3, 4, class_token=False)
   tokens, params = make(module, places)
   here, there, mixed = (
-    np.asarray(module.apply({'params': params}, tokens, context(z)))
-    for z in (places, places + [5, -2], places[::-1] ** 2)
+    np.asarray(apply(module, params, tokens, context(z))) for z in (places, places + [5, -2], places[::-1] ** 2)
   )
   np.testing.assert_allclose(here, there, rtol=1e-3, atol=1e-4)
   assert np.abs(here - mixed).max() > 0.01
@@ -416,8 +413,8 @@ def test_tokens_that_are_nowhere_and_learned_centers_are_not_turned():
   """If no token has a position, attention is the same as without relative positions."""
   module, nowhere = ROTARY['hyperbf'], np.full((5, 2), np.nan, 'f')
   tokens, params = make(module, nowhere)
-  plain = module.clone(relative_positions='none').apply({'params': params}, tokens)
-  np.testing.assert_allclose(module.apply({'params': params}, tokens, context(nowhere)), plain, rtol=1e-6)
+  plain = apply(module.clone(relative_positions='none'), params, tokens)
+  np.testing.assert_allclose(apply(module, params, tokens, context(nowhere)), plain, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

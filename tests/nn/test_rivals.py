@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from nn.drawn import random_params
+from nn.drawn import apply, random_params
 from ops import reference
 
 from hbf.config.recipes import make_config
@@ -74,14 +74,14 @@ def test_gmlp_starts_as_a_feed_forward_of_each_token(gate, z_of):
   module, tokens = make_gmlp(gate), make_tokens()
   params = module.init(jax.random.key(0), tokens)['params']
   plain = dense(z_of(gelu(dense(np.asarray(tokens, np.float64), params['in']))), params['out'])
-  np.testing.assert_allclose(module.apply({'params': params}, tokens), plain, atol=1e-4)
+  np.testing.assert_allclose(apply(module, params, tokens), plain, atol=1e-4)
 
 
 def test_a_split_gate_starts_as_a_feed_forward_of_its_first_half():
   module, tokens = make_gmlp('split'), make_tokens()
   params = module.init(jax.random.key(0), tokens)['params']
   first = np.split(gelu(dense(np.asarray(tokens, np.float64), params['in'])), 2, axis=-1)[0]
-  np.testing.assert_allclose(module.apply({'params': params}, tokens), dense(first, params['out']), atol=1e-4)
+  np.testing.assert_allclose(apply(module, params, tokens), dense(first, params['out']), atol=1e-4)
 
 
 def test_a_linear_gate_mixes_tokens_from_the_start():
@@ -97,7 +97,7 @@ def test_token_mlp_equals_the_formula():
   params = random_params(module, tokens)
   columns = np.asarray(tokens, np.float64).swapaxes(1, 2)
   expected = dense(gelu(dense(columns, params['hidden'])), params['out']).swapaxes(1, 2)
-  np.testing.assert_allclose(module.apply({'params': params}, tokens), expected, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(apply(module, params, tokens), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('hidden', [1, 3, 5, 11])
@@ -112,7 +112,7 @@ def test_units_of_a_causal_token_mlp_belong_to_the_tokens_in_order(hidden):
     first, second = (params['hidden']['kernel'][: own + 1, unit], params['out']['kernel'][unit, own:])
     response = gelu(columns[..., : own + 1] @ np.asarray(first, np.float64) + params['hidden']['bias'][unit])
     expected[..., own:] += response[..., None] * second
-  result = module.apply({'params': params}, tokens, Context(causal=True))
+  result = apply(module, params, tokens, Context(causal=True))
   np.testing.assert_allclose(result, expected.swapaxes(1, 2), rtol=1e-4, atol=1e-5)
 
 
