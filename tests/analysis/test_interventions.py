@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from nn.drawn import apply
 
 from hbf.analysis import interventions, unit_params
 from hbf.analysis.capture import capture
@@ -166,7 +167,7 @@ def test_an_added_unit_adds_its_response_times_its_coefficient(growing):
 
 
 def of_stage2(model, params, tokens):
-  return np.asarray(model.trunk.stage2(name=None).apply({'params': params}, tokens), np.float64)
+  return np.asarray(apply(model.trunk.stage2(name=None), params, tokens), np.float64)
 
 
 def test_a_silent_unit_more_changes_no_logit(made, images):

@@ -1,11 +1,13 @@
 """Tests of closed-form refits: arrays around the layers, Gauss–Newton steps against dense solves, and the AGOP."""
 
+import functools
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from nn.drawn import apply
 
 from hbf.analysis import agop, refit
 from hbf.errors import UserError
@@ -38,16 +40,17 @@ def network(request, made):
 
 def test_the_layer_and_the_tail_give_the_networks_tokens_and_logits(network):
   model, params, images = network
-  seen = refit.see(model, params, images, [params[refit.last_block(model)]['stage2']])
-  expected = model.apply({'params': params}, images, train=False)
-  np.testing.assert_allclose(refit.tail_of(model, params)(seen.tokens), expected, atol=1e-4)
+  see = jax.jit(functools.partial(refit.see, model))
+  seen = see(params, images, [params[refit.last_block(model)]['stage2']])
+  expected = apply(model, params, images, train=False)
+  np.testing.assert_allclose(jax.jit(refit.tail_of(model, params))(seen.tokens), expected, atol=1e-4)
   head = np.concatenate([params['head']['kernel'], params['head']['bias'][None]])
   np.testing.assert_allclose(refit.no_tail(seen.features @ head), expected, atol=1e-4)
   np.testing.assert_array_equal(seen.inputs[0], seen.inputs[1])
   # Other coefficients change the tokens as the layer says.
   weights = refit.coefficients(model, params)
   moved = weights + np.random.default_rng(0).normal(size=weights.shape).astype(np.float32)
-  changed = refit.see(model, refit.with_coefficients(model, params, moved), images)
+  changed = see(refit.with_coefficients(model, params, moved), images)
   np.testing.assert_allclose(changed.tokens - seen.tokens, seen.inputs[0] @ (moved - weights), atol=1e-3)
   np.testing.assert_array_equal(refit.coefficients(model, refit.with_coefficients(model, params, moved)), moved)
 

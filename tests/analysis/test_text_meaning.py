@@ -6,6 +6,7 @@ import pathlib
 import jax
 import numpy as np
 import pytest
+from nn.drawn import apply
 
 import hbf
 from hbf.analysis import texts
@@ -67,7 +68,7 @@ def test_windows_and_their_texts(run, windows):
   assert shown == f'{run.shown(windows[1, 1:4].tolist())}[{run.shown([windows[1, 4]])}]'
   np.testing.assert_allclose(
     run.losses(windows)[0],
-    -jax.nn.log_softmax(run.model.apply({'params': run.params}, windows[:1, :-1], train=False))[
+    -jax.nn.log_softmax(apply(run.model, run.params, windows[:1, :-1], train=False))[
       0, np.arange(16), windows[0, 1:]
     ],
     rtol=1e-4,

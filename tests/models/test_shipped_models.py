@@ -185,31 +185,29 @@ def units_at_init(config_json, shape):
     model = build_model(config, 10)
     # This kind of key compiles in half the time.
     params = model.init(jax.random.key(0, impl='unsafe_rbg'), first_batch, train=False)['params']
-    gradients, seen = jax.grad(loss, has_aux=True)(params)
+    gradients, seen = jax.jit(jax.grad(loss, has_aux=True))(params)
+  heads, options = config.stage2.heads, config.stage2
+
+  @jax.jit
+  def respond(tokens, mine):
+    points, centers = tokens.reshape(-1, heads, config.width // heads).swapaxes(0, 1), mine['centers']
+    if options.normalize_inputs:
+      points, centers = (z / jnp.linalg.norm(z, axis=-1, keepdims=True) for z in (points, centers))
+    sigma, weights = jnp.exp(mine['log_sigma']), mine.get('metric')
+    log_k = log_responses(points, centers, kernel=options.kernel, sigma=sigma, metric=options.metric, weights=weights)
+    return log_k, normalize(log_k, options.normalization, mine.get('log_gain', 0.0))
+
   result = []
   for block in (f'block{i}' for i in range(config.depth)):
     mine, slopes = params[block]['stage2'], gradients[block]['stage2']
     (tokens,) = seen[block]['norm_stage2']['__call__']
-    heads, options = config.stage2.heads, config.stage2
-    points, centers = tokens.reshape(-1, heads, config.width // heads).swapaxes(0, 1), mine['centers']
-    if options.normalize_inputs:
-      points, centers = (z / jnp.linalg.norm(z, axis=-1, keepdims=True) for z in (points, centers))
-    log_k = log_responses(
-      points,
-      centers,
-      kernel=options.kernel,
-      sigma=jnp.exp(mine['log_sigma']),
-      metric=options.metric,
-      weights=mine.get('metric'),
-    )
-    responses = normalize(log_k, options.normalization, mine.get('log_gain', 0.0))
-    result.append((mine, slopes, np.asarray(log_k, np.float64), np.asarray(responses, np.float64)))
+    result.append((mine, slopes, *(np.asarray(z, np.float64) for z in respond(tokens, mine))))
   return result
 
 
 def units_of(data, recipe):
   config = model_config(data, 'hyperbf', recipe)
-  config.depth = min(config.depth, 2)  # what reaches a later one differs little at init
+  config.depth = min(config.depth, 4)  # what reaches a later one differs little at init
   return units_at_init(config.to_json(), SETS[data][0])
 
 
