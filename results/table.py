@@ -34,6 +34,7 @@ COMPARISONS = (
   'claim-tuned',
   'claim-h100',
   'claim-blocks',
+  'claim-all',
   'laptop',
   'rivals',
   'rivals-best',
