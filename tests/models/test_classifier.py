@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from nn.drawn import apply
+from nn import drawn
 from ops import reference
 
 from hbf.errors import UserError
@@ -36,15 +36,12 @@ def make_images(shape=(2, 4, 6, 3), seed=0):
   return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
-def random_params(model, images, scale=0.5):
-  """Return random parameters in the model's shapes. NumPy draws them, so nothing is compiled."""
-  shapes = jax.eval_shape(functools.partial(model.init, train=False), jax.random.key(0), images)['params']
-  rng = np.random.default_rng(0)
-  return jax.tree.map(lambda z: (scale * rng.normal(size=z.shape)).astype('f'), shapes)
+def random_params(model, images):
+  return drawn.random_params(model, images, train=False)
 
 
 def logits(model, params, images):
-  return np.asarray(apply(model, params, images, train=False))
+  return np.asarray(drawn.apply(model, params, images, train=False))
 
 
 def test_patches_are_the_squares_of_the_image_row_by_row():
@@ -95,7 +92,7 @@ def test_the_stem_is_convolutions_down_to_the_patches(patch):
     assert z.shape[-1] == channels
     z = np.asarray(jax.nn.gelu(reference.layer_norm(z, **params[f'norm_stem{i}'])))
   expected = convolution(z, **params['embedding'])
-  tokens, places = apply(model, params, images, train=False)
+  tokens, places = drawn.apply(model, params, images, train=False)
   np.testing.assert_allclose(tokens, expected.reshape(2, -1, WIDTH), rtol=1e-4, atol=1e-4)
   np.testing.assert_array_equal(places, grid(16 // patch, 8 // patch))
 
@@ -143,7 +140,7 @@ def test_a_whitened_stem_starts_with_uncorrelated_channels_of_variance_1_and_the
   bias = np.random.default_rng(1).normal(size=54).astype(np.float32)
   params['stem0']['bias'] = bias
   expected = convolution(jax.nn.gelu(channels + bias), **jax.tree.map(np.asarray, params['embedding']))
-  tokens, _ = apply(model, params, images, train=False)
+  tokens, _ = drawn.apply(model, params, images, train=False)
   np.testing.assert_allclose(tokens, expected.reshape(64, -1, WIDTH), rtol=1e-4, atol=1e-4)
 
 
@@ -345,7 +342,7 @@ def test_a_looped_form_starts_from_the_same_parameters():
 
 def blocks(model, params, tokens, context, **options):
   """Return the tokens after the blocks of a model, before the last norm."""
-  return apply(model.trunk, params, tokens, context, method='_blocks', **options)
+  return drawn.apply(model.trunk, params, tokens, context, method='_blocks', **options)
 
 
 def test_scanned_blocks_drop_each_something_else():

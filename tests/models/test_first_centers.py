@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from nn.drawn import apply
 
 from hbf.config.recipes import make_config
 from hbf.config.resolve import resolve
@@ -22,7 +23,7 @@ def make(**stage2):
 
 def logits(config, params):
   model = build_model(config, 3)
-  return np.asarray(jax.jit(lambda params: model.apply({'params': params}, IMAGES, train=False))(params))
+  return np.asarray(apply(model, params, IMAGES, train=False))
 
 
 @pytest.mark.parametrize(('normalization', 'widths'), [('none', 'center'), ('sum', 'layer'), ('none', 'fixed')])

@@ -224,7 +224,7 @@ def test_no_image_has_a_copy_of_the_learned_centers():
   """No array of a train step has an axis of images beside axes of learned centers and of dimensions."""
   tokens, module = make_tokens(), HyperBFAttention(**ATTENTION | {'memory': 11})
   params = jax.eval_shape(module.init, jax.random.key(0), tokens)['params']
-  text = str(jax.make_jaxpr(jax.grad(lambda p: apply(module, p, tokens).sum()))(params))
+  text = str(jax.make_jaxpr(jax.grad(lambda p: module.apply({'params': p}, tokens).sum()))(params))
   assert 'f32[2,11,4]' in text
   assert f'f32[{B},2,11,4]' not in text
   assert f'f32[{B},2,{N + 11},4]' not in text
@@ -351,7 +351,7 @@ def test_fact_4_the_default_start_is_neither_dead_nor_constant():
   np.testing.assert_allclose(responses.mean(), 1, rtol=1e-3)
   assert responses.std() > 0.5
   target = make_tokens((2, 16, 384), seed=1)
-  gradient = jax.jit(jax.grad(lambda p: jnp.mean(jnp.square(apply(module, p, tokens) - target))))(params)
+  gradient = jax.jit(jax.grad(lambda p: jnp.mean(jnp.square(module.apply({'params': p}, tokens) - target))))(params)
   # A step that moves every parameter by a hundredth of its size changes the loss by this much.
   for name in ('centers', 'coefficients', 'metric', 'log_sigma', 'log_gain'):
     reach = 0.01 * jnp.linalg.norm(gradient[name]) * jnp.maximum(jnp.linalg.norm(params[name]), 1)
@@ -483,7 +483,7 @@ def test_nested_units_take_all_centers_for_half_of_the_images_and_each_doubling_
   params['coefficients'] = np.tile(np.arange(1, 9, dtype='f')[:, None], (1, 1, D))
 
   def draw(key):
-    return apply(module, params, make_tokens(), TRAIN, rngs={'dropout': key})[0, 0, 0]
+    return module.apply({'params': params}, make_tokens(), TRAIN, rngs={'dropout': key})[0, 0, 0]
 
   means = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(0), 3000))
   counts = np.round(2 * np.asarray(means) - 1)

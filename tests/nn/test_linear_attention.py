@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from nn.drawn import apply, random_params
+from nn.drawn import random_params
 
 import hbf.nn.baselines.linear_attention
 from benchmarks.common import matmul_flops
@@ -114,7 +114,7 @@ def test_extreme_tokens_stay_finite(name, scale):
   params = random_params(module, tokens)
 
   def loss(params, tokens):
-    return jnp.sum(jnp.sin(apply(module, params, tokens).astype(jnp.float32)))
+    return jnp.sum(jnp.sin(module.apply({'params': params}, tokens).astype(jnp.float32)))
 
   value, gradients = jax.jit(jax.value_and_grad(loss, (0, 1)))(params, tokens)
   assert np.isfinite(value) and all(np.all(np.isfinite(z)) for z in jax.tree.leaves(gradients))

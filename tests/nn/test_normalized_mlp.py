@@ -80,7 +80,7 @@ def test_balls_with_linear_coefficients_are_a_gated_mlp_on_tokens_of_norm_root_d
     'hidden': {'kernel': kernels, 'bias': biases},
     'out': {'kernel': params['coefficients'][0], 'bias': params['bias']},
   }
-  expected = mlp.apply({'params': jax.tree.map(jnp.asarray, of_mlp)}, tokens)
+  expected = apply(mlp, of_mlp, tokens)
   np.testing.assert_allclose(apply(unit, params, tokens), expected, rtol=1e-3, atol=1e-3)
 
 

@@ -140,7 +140,7 @@ def test_its_gradients_are_the_formulas(name):
   module = MODULES[name]
   places, rng = grid(2, 3), np.random.default_rng(1)
   tokens, params = drawn(module, places)
-  total = lambda p: jnp.sum(jnp.sin(apply(module, p, tokens, context(places))))  # noqa: E731
+  total = lambda p: jnp.sum(jnp.sin(module.apply({'params': p}, tokens, context(places))))  # noqa: E731
   gradients = jax.jit(jax.grad(total))(params)
   assert {'position_offset', 'position_log_sigma'} < set(gradients)
   paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
@@ -192,7 +192,7 @@ def narrow(module):
 
 
 def value_and_gradients(module, params, tokens, places):
-  total = lambda p, z: jnp.mean(jnp.sin(apply(module, p, z, context(places)).astype('f')))  # noqa: E731
+  total = lambda p, z: jnp.mean(jnp.sin(module.apply({'params': p}, z, context(places)).astype('f')))  # noqa: E731
   return jax.jit(jax.value_and_grad(total, argnums=(0, 1)))(params, tokens)
 
 
