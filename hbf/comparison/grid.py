@@ -40,7 +40,8 @@ class Comparison:
     operations: number of training operations of each arm, such as '1.8e14', or 'match' for the number of the
       reference. The key train.epochs is set so that training takes this number, to within 0.5%. '': train.epochs is
       not changed. An arm that sets train.epochs itself keeps its value.
-    parameters: greatest number of parameters of an arm. 0: there is no limit.
+    parameters: greatest number of parameters of an arm, within 1%. 0: there is no limit. With `match`, all arms get
+      fewer units if the first arm has more parameters than this.
     space: distributions of config keys for `hbf.comparison.tune`: 'KEY=LOW..HIGH', 'KEY=A|B', or 'LABEL: KEY=…' for
       one arm (`hbf.comparison.space`).
   """
@@ -257,15 +258,16 @@ def _parse_arm(text: str, config: str, overrides: Sequence[str]) -> Arm:
 def _match_arms(arms: Sequence[Arm], first: Arm, request: Comparison) -> list[Arm]:
   """Return the arms, matched to the arm `first` in parameters and operations as requested.
 
-  Raise UserError if a config is wrong, or if an arm has more parameters than the request allows.
+  Raise UserError if a config is wrong, or if an arm has more parameters than the request allows, by more than 1%.
   """
   plans = {arm: make_plan(arm.config(0)) for arm in dict.fromkeys([first, *arms])}
-  budget = plans[first].parameters
+  size = plans[first].parameters
+  budget = min(size, request.parameters or size)
   unmatched = [arm for arm in arms if request.match and abs(plans[arm].parameters - budget) > TOLERANCE * budget]
   sized = [_match_parameters(arm, plans[arm], budget) if arm in unmatched else arm for arm in arms]
   plans |= {arm: make_plan(arm.config(0)) for arm in sized if arm not in plans}
   for arm in sized:
-    if 0 < request.parameters < (count := plans[arm].parameters):
+    if 0 < request.parameters * (1 + TOLERANCE) < (count := plans[arm].parameters):
       raise UserError(
         f'{arm.group} {arm.label} has {count:,} parameters, and the comparison allows {request.parameters:,}: choose '
         'a smaller width or depth'

@@ -93,12 +93,22 @@ def test_a_budget_in_operations_sets_the_epochs_of_every_arm(asked_of):
   assert all(abs(operations(arm) / 2e12 - 1) < 0.005 for arm in arms)
 
 
+def test_a_first_arm_above_the_limit_gets_fewer_units_and_so_do_the_others(asked_of):
+  limit = make_plan(make_grid(asked_of('vit')).arms[0].config(0)).parameters * 0.9
+  arms = make_grid(asked_of('vit', 'hyperbf', parameters=round(limit))).arms
+  assert all(abs(make_plan(arm.config(0)).parameters / limit - 1) < 0.01 for arm in arms)
+
+
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
     ({'operations': '1e8'}, r'digits vit: 1e\+08 training operations are no whole number of steps.*a step takes'),
     ({'operations': 'much'}, "operations is 'much': expected 'match' or a number"),
-    ({'parameters': 1000}, r'digits vit has [\d,]+ parameters, and the comparison allows 1,000'),
+    ({'parameters': 1000}, r'vit can not have 1,000 parameters to within 1%: it has [\d,]+ with stage2.hidden=1;'),
+    (
+      {'parameters': 1000, 'match': False},
+      r'digits vit has [\d,]+ parameters, and the comparison allows 1,000: choose a smaller width or depth',
+    ),
   ],
 )
 def test_a_budget_that_no_size_meets_names_both_sides(asked_of, changes, message):
