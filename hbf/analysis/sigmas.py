@@ -108,6 +108,8 @@ def _mean_squares(model: ImageClassifier, params: Any, images: jax.Array) -> dic
     module = context.module
     if isinstance(module, HyperBFAttention) and context.method_name == '_over_tokens':
       points, centers = (z.swapaxes(1, 2) for z in args[:2])  # [B, H, N, d]
+      if not module.qk_norm:  # then they are divided by σ
+        points, centers = args[3] * points, args[3] * centers
       found[module.path] = _mean_square(module, module.qk_norm, points, centers)
     if isinstance(module, HyperBFCenters) and context.method_name == '__call__':
       tokens, centers = args[0], module.variables['params']['centers']

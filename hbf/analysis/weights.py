@@ -35,10 +35,10 @@ def attention_weights(model: ImageClassifier | LanguageModel, params: Any, input
   def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
     if context.method_name != '_over_tokens' or not isinstance(context.module, SoftmaxAttention | HyperBFAttention):
       return call(*args, **kwargs)
-    q, k, v, about = args
+    q, k, v, *about = args
     probes = _probes(v)
     q, k = (jnp.tile(z, (len(probes) + 1, 1, 1, 1)) for z in (q, k))
-    out, *outputs = call(q, k, jnp.concatenate([v, *probes]), about).reshape(-1, *v.shape).astype(jnp.float32)
+    out, *outputs = call(q, k, jnp.concatenate([v, *probes]), *about).reshape(-1, *v.shape).astype(jnp.float32)
     # The output for values of 0 is the contribution of the memory. All other outputs contain it too.
     weights = jnp.concatenate([output - outputs[0] for output in outputs[1:]], axis=-1)
     found[context.module.path[0]] = weights[..., : v.shape[1]].swapaxes(1, 2)

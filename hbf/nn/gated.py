@@ -11,7 +11,7 @@ from hbf.nn.baselines.mlp import ACTIVATIONS
 from hbf.nn.baselines.softmax import SoftmaxAttention
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.hyperbf import HyperBFAttention
-from hbf.nn.projections import Projections, check_heads, mimetic_init
+from hbf.nn.projections import Projections, check_heads, mimetic_init, qk_divisors
 from hbf.nn.traits import StageTraits
 from hbf.options import one_of, whole
 
@@ -23,8 +23,8 @@ class _Gated(nn.Module):
   Attention Unit (Hua et al. 2022, section 3.1) with several heads. A token costs 4·D² + 6·hidden·D +
   2·(D + hidden)·N operations.
 
-  A subclass has two bases: this class, and then a class of attention with the method `_over_tokens`. This method is
-  f.
+  A subclass has two bases: this class, and then a class of attention with the methods `_sigma` and `_over_tokens`.
+  The second is f.
   """
 
   @nn.compact
@@ -35,12 +35,14 @@ class _Gated(nn.Module):
     activation = ACTIVATIONS[self.activation]
     flat = tokens.reshape(-1, width)
     init = mimetic_init(self.heads, self.mimetic)
-    qk = Projections(2, width, use_bias=False, dtype=self.dtype, kernel_init=init, name='qk')(flat)
+    sigma = self._sigma(width)
+    divisors = None if self.qk_norm or sigma is None else qk_divisors(sigma, self.heads, width, 2)
+    qk = Projections(2, width, use_bias=False, dtype=self.dtype, kernel_init=init, name='qk')(flat, divisors)
     q, k = (z.reshape(batch, length, self.heads, -1) for z in qk)
     gate, values = map(activation, Projections(2, self.hidden, dtype=self.dtype, name='in')(flat))
     filled = jnp.pad(values, ((0, 0), (0, -self.hidden % self.heads)))
     v = filled.reshape(batch, length, self.heads, -1)
-    mixed = self._over_tokens(q, k, v, context).reshape(filled.shape)[:, : self.hidden]
+    mixed = self._over_tokens(q, k, v, sigma, context).reshape(filled.shape)[:, : self.hidden]
     return nn.Dense(width, dtype=self.dtype, name='out')(gate * mixed).reshape(tokens.shape)
 
 

@@ -76,33 +76,41 @@ class HyperBFAttention(CheckedModule):
   @nn.compact
   def __call__(self, tokens: Float[Array, 'B N D'], context: Context = EVALUATION) -> Float[Array, 'B N D']:
     """Map tokens [B, N, D] to [B, N, D]."""
-    q, k, v = project_qkv(tokens, self.heads, self.dtype, mimetic=self.mimetic)
-    return project_out(self._over_tokens(q, k, v, context), self.dtype)
+    sigma = self._sigma(tokens.shape[-1])
+    q, k, v = project_qkv(tokens, self.heads, self.dtype, mimetic=self.mimetic, sigma=None if self.qk_norm else sigma)
+    return project_out(self._over_tokens(q, k, v, sigma, context), self.dtype)
 
-  def _over_tokens(self, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
-    """Return the outputs [B, N, H, e] of the heads for queries and keys [B, N, H, d] and values [B, N, H, e]."""
+  def _sigma(self, width: int) -> Float[Array, '#H 1 1']:
+    """Return σ of every head, or one σ for all heads."""
+    check_heads(width, self.heads)
+    d = width // self.heads
+    variance = self.sigma_scale * distance_scale(self.metric, d, self.rank)
+    if self.qk_norm:
+      variance /= d  # norms are 1 instead of √d
+    return sigma_parameter(self, self.sigma_per, variance, self.heads)
+
+  def _over_tokens(self, q: jax.Array, k: jax.Array, v: jax.Array, sigma: jax.Array, context: Context) -> jax.Array:
+    """Return the outputs [B, N, H, e] of the heads for queries and keys [B, N, H, d] and values [B, N, H, e].
+
+    Queries and keys are already divided by σ, unless they are scaled to norm 1 here. So the operator's σ is 1.
+    """
     q, k, v = (z.swapaxes(1, 2) for z in (q, k, v))
-    raw, d = q, q.shape[-1]
+    given, d = q, q.shape[-1]
     if self.relative_positions == 'rotary':
       self._check_rotary()
       q, k = rotate(q, context), rotate(k, context)
     k, v = update_cache(self, 'keys', k, context, 2), update_cache(self, 'values', v, context, 2)
-    learned = self._memory_parameters(k, v) if self.memory else None
-    variance = self.sigma_scale * distance_scale(self.metric, d, self.rank)
     if self.qk_norm:
-      q, k = of_norm_1(q), of_norm_1(k)
-      variance /= d  # norms are 1 instead of √d
-    sigma: Any = sigma_parameter(self, self.sigma_per, variance, self.heads)
+      q, k = ((of_norm_1(z) / sigma).astype(z.dtype) for z in (q, k))
+    learned = self._memory_parameters(k, v, sigma) if self.memory else None
     weights = metric_parameter(self, self.metric, self.heads, d, self.rank)
-    basis = RadialBasis(self.kernel, sigma, metric=self.metric, weights=weights)
+    basis = RadialBasis(self.kernel, 1.0, metric=self.metric, weights=weights)
     over_memory = self._over_memory(q, *learned, basis) if learned else None
     if self.relative_positions in GAUSSIAN:
-      # The contents are divided by σ here, as the positions are by s. The operator's σ is then 1, and does not round
-      # the coordinates of positions.
-      q, k = _divide(q, sigma), _divide(k, sigma)
-      x, t = relative_coordinates(self, self.relative_positions, raw, context)
+      divisor = 1.0 if self.qk_norm else sigma
+      x, t = relative_coordinates(self, self.relative_positions, given, context, divisor)
       q, k = append_coordinates(q, x), append_coordinates(k, t)
-      basis = dataclasses.replace(basis, sigma=1.0, dot_only_dims=x.shape[-1])
+      basis = dataclasses.replace(basis, dot_only_dims=x.shape[-1])
     mask, causal = mask_and_causality(context, q.shape[2])
     if over_memory is None:
       return hyperbf(q, k, v, basis, mask=mask, causal=causal).swapaxes(1, 2)
@@ -117,38 +125,23 @@ class HyperBFAttention(CheckedModule):
         metric=self.metric,
       )
 
-  def _memory_parameters(self, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return learned centers [H, m, d] and coefficients [H, m, e] for keys [B, H, N, d] and values [B, H, N, e]."""
+  def _memory_parameters(self, k: jax.Array, v: jax.Array, sigma: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return learned centers [H, m, d] and coefficients [H, m, e] for keys [B, H, N, d] and values [B, H, N, e].
+
+    The returned centers are divided by σ, like queries and keys.
+    """
     init = nn.initializers.normal(1.0)
     centers = self.param('memory_centers', init, (self.heads, self.memory, k.shape[3]))
     coefficients = self.param('memory_coefficients', init, (self.heads, self.memory, v.shape[3]))
+    centers = (of_norm_1(centers) if self.qk_norm else centers) / sigma
     return centers.astype(k.dtype), coefficients.astype(v.dtype)
 
   def _over_memory(self, q: jax.Array, centers: jax.Array, coefficients: jax.Array, basis: RadialBasis) -> PartialSum:
     """Return the sum over the learned centers for queries [B, H, n, d]. Every token sees all learned centers."""
-    if self.qk_norm:
-      centers = of_norm_1(centers)
     # The queries of all images are the rows of one matrix for each head. So no image needs a copy of the centers.
     by_head = q.swapaxes(0, 1)
     over = partial_sum(by_head.reshape(self.heads, -1, q.shape[3]), centers, coefficients, basis)
     return PartialSum(*(z.reshape(*by_head.shape[:3], -1).swapaxes(0, 1) for z in over))
-
-
-@jax.custom_jvp
-def _divide(z: Float[Array, 'B H N d'], sigma: Float[Array, '#H 1 1']) -> Float[Array, 'B H N d']:
-  """Return z/σ in the type of z.
-
-  The derivative (dz − (z/σ) dσ) / σ is written with the quotient z/σ, which attention needs anyway. So z itself is
-  not kept in memory for the gradient of σ.
-  """
-  return (z / sigma).astype(z.dtype)
-
-
-@_divide.defjvp
-def _divide_jvp(primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]) -> Any:
-  (z, sigma), (dz, dsigma) = primals, tangents
-  quotient = _divide(z, sigma)
-  return quotient, ((dz - quotient * dsigma) / sigma).astype(z.dtype)
 
 
 class HyperBFCenters(CheckedModule):

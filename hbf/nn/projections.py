@@ -36,18 +36,25 @@ class Projections(nn.Module):
   kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
 
   @nn.compact
-  def __call__(self, points: Float[Array, 'T D']) -> list[Float[Array, 'T W']]:
-    """Return the outputs [T, W] of each layer for points [T, D]."""
+  def __call__(
+    self, points: Float[Array, 'T D'], divisors: Float[Array, ' O'] | None = None
+  ) -> list[Float[Array, 'T W']]:
+    """Return the outputs [T, W] of each layer for points [T, D].
+
+    Each of the O = parts · W outputs is divided by its number in `divisors`.
+    """
     outputs = self.parts * self.width
     kernel = self.param('kernel', self.kernel_init, (points.shape[-1], outputs))
     if self.normalize:
       # With this initial scale, σ² = 1/scale is 0.5/√D, like the initial σ² of a HyperBF on points of norm 1.
       scale = self.param('scale', nn.initializers.constant(2 * points.shape[-1] ** 0.5), ())
       points, kernel = of_norm_1(points.astype(self.dtype)), scale * of_norm_1(kernel.mT).mT
+    bias = self.param('bias', nn.initializers.zeros_init(), (outputs,)) if self.use_bias else None
+    if divisors is not None:  # there are fewer parameters than outputs, also in the gradient of the divisors
+      kernel, bias = kernel / divisors, None if bias is None else bias / divisors
     # XLA's CPU backend multiplies arrays with two axes faster than arrays with more axes.
     z = points.astype(self.dtype) @ interleave_shards(kernel.astype(self.dtype), self.parts)
-    if self.use_bias:
-      bias = self.param('bias', nn.initializers.zeros_init(), (outputs,))
+    if bias is not None:
       z += interleave_shards(bias.astype(self.dtype), self.parts)
     return split_parts(z, self.parts)
 
@@ -103,7 +110,12 @@ def mimetic(
 
 
 def project_qkv(
-  tokens: Float[Array, 'B N D'], heads: int, dtype: Any, bias: bool = False, mimetic: float = 0.0
+  tokens: Float[Array, 'B N D'],
+  heads: int,
+  dtype: Any,
+  bias: bool = False,
+  mimetic: float = 0.0,
+  sigma: Float[Array, '#H 1 1'] | None = None,
 ) -> tuple[Float[Array, 'B N H d'], Float[Array, 'B N H d'], Float[Array, 'B N H d']]:
   """Return queries, keys and values [B, N, heads, D/heads] of tokens [B, N, D], by one matrix product.
 
@@ -115,6 +127,7 @@ def project_qkv(
     dtype: type of the matrix product.
     bias: True if queries, keys and values have a bias.
     mimetic: the strength in `mimetic_init`. 0: the usual initialization.
+    sigma: σ of every head, by which its queries and keys are divided. None: they are not divided.
 
   Raises:
     OptionError: D is not divisible by the number of heads.
@@ -122,9 +135,16 @@ def project_qkv(
   batch, length, width = tokens.shape
   check_heads(width, heads)
   init = mimetic_init(heads, mimetic)
-  qkv = Projections(3, width, use_bias=bias, dtype=dtype, kernel_init=init, name='qkv')(tokens.reshape(-1, width))
+  project = Projections(3, width, use_bias=bias, dtype=dtype, kernel_init=init, name='qkv')
+  qkv = project(tokens.reshape(-1, width), None if sigma is None else qk_divisors(sigma, heads, width, 3))
   q, k, v = (z.reshape(batch, length, heads, width // heads) for z in qkv)
   return q, k, v
+
+
+def qk_divisors(sigma: Float[Array, '#H 1 1'], heads: int, width: int, parts: int) -> Float[Array, ' O']:
+  """Return the divisors of O = parts · D outputs: σ of the head for queries and keys, and 1 for all other parts."""
+  of_head = jnp.broadcast_to(sigma.reshape(-1, 1), (heads, width // heads)).ravel()
+  return jnp.concatenate([of_head, of_head, jnp.ones((parts - 2) * width)])
 
 
 def project_out(values: Float[Array, 'B N H d'], dtype: Any) -> Float[Array, 'B N D']:

@@ -26,7 +26,11 @@ _SLOWEST = {1: 10_000.0, 2: 100.0}
 
 
 def relative_coordinates(
-  module: nn.Module, kind: str, queries: Float[Array, 'B H n d'], context: Context
+  module: nn.Module,
+  kind: str,
+  queries: Float[Array, 'B H n d'],
+  context: Context,
+  sigma: Float[Array, '#H 1 1'] | float = 1.0,
 ) -> tuple[Float[Array, '... H n C'], Float[Array, 'H N C']]:
   """Return coordinates of queries and keys whose product is −‖(p_q − p_k − o)/s‖²/2.
 
@@ -52,6 +56,7 @@ def relative_coordinates(
     kind: 'gaussian' or 'adaptive'.
     queries: queries of the new tokens, [B, H, n, d]. The coordinates have the type of the queries.
     context: the context of the call.
+    sigma: the number by which the given queries are divided. Kind 'adaptive' uses the query before this division.
 
   Returns:
     Coordinates of the queries, [H, n, C], or [B, H, n, C] if adaptive, and of all keys, [H, N, C].
@@ -69,7 +74,7 @@ def relative_coordinates(
   log_sigma = module.param('position_log_sigma', lambda _: jnp.asarray(np.log(sigmas)))
   if kind == 'adaptive':
     slopes = module.param('position_slopes', nn.initializers.zeros_init(), (heads, d, axes + 1))
-    moved = jnp.einsum('bhnd,hdk->bhnk', queries.astype(jnp.float32), slopes) / d**0.5
+    moved = jnp.einsum('bhnd,hdk->bhnk', queries.astype(jnp.float32), sigma * slopes) / d**0.5
     offset, log_sigma = offset + moved[..., :axes], log_sigma + 2 * jnp.tanh(moved[..., axes:] / 2)
   own, own_placed = (new_tokens(z, context, count, 0) for z in (positions, placed))
   around = own - offset

@@ -36,11 +36,16 @@ def captured(run, images):
   return jax.tree.map(np.asarray, seen), number >= 0
 
 
-def log_kernels(run, images, block):
-  """Return log K [n, N, U] of every token and center, stage 2's inputs, and the parameters of stage 2."""
+def inputs_of(stage, run, images, block):
+  """Return the tokens [n, N, D] that a stage of a block gets."""
   forward = jax.jit(lambda p, x: run.model.apply({'params': p}, x, train=False, capture_intermediates=True)[1])
   kept = forward(run.params, run.normalized(images))['intermediates']
-  points = np.asarray(kept[block]['norm_stage2']['__call__'][0])
+  return np.asarray(kept[block][f'norm_{stage}']['__call__'][0])
+
+
+def log_kernels(run, images, block):
+  """Return log K [n, N, U] of every token and center, stage 2's inputs, and the parameters of stage 2."""
+  points = inputs_of('stage2', run, images, block)
   unit = run.params[block]['stage2']
   how = {'kernel': 'gaussian', 'sigma': jnp.exp(unit['log_sigma']), 'metric': 'diagonal', 'weights': unit['metric']}
   log_k = log_responses(points.reshape(1, -1, points.shape[-1]), unit['centers'], **how)
@@ -223,6 +228,10 @@ def test_sigmas_are_summarized_with_their_values_at_init(made, images):
   w = np.asarray(unit['metric'], np.float64)[0]
   assert here.metric == pytest.approx(np.linalg.norm(np.diag(w**2 - 1)) / 4, rel=1e-4)
   assert found['block0']['stage1'].metric is None
+  tokens = inputs_of('stage1', run, images, 'block0').astype(np.float64)
+  q, k, _ = np.split(tokens @ run.params['block0']['stage1']['qkv']['kernel'], 3, axis=-1)
+  squares = ((q[:, :, None] - k[:, None]) ** 2).sum(-1) / 2  # the mean over two heads
+  assert found['block0']['stage1'].distance == pytest.approx(np.sqrt(squares.mean()), rel=1e-3)
 
 
 def test_a_model_without_centers_or_kernels_has_none(made, images):

@@ -97,7 +97,8 @@ HYPERBF = [
 MODULES = {f'hyperbf {changes}': HyperBFAttention(H, **changes, relative_positions='gaussian') for changes in HYPERBF}
 MODULES |= {f'softmax {norm}': SoftmaxAttention(H, norm, relative_positions='gaussian') for norm in (False, True)}
 MODULES |= {
-  'hyperbf adaptive': HyperBFAttention(H, memory=2, qk_norm=True, relative_positions='adaptive'),
+  'hyperbf adaptive': HyperBFAttention(H, memory=2, relative_positions='adaptive'),
+  'hyperbf adaptive, norm 1': HyperBFAttention(H, memory=2, qk_norm=True, relative_positions='adaptive'),
   'softmax adaptive': SoftmaxAttention(H, relative_positions='adaptive'),
 }
 
@@ -133,6 +134,7 @@ def test_attention_over_places_equals_the_formula(name, places):
     "hyperbf {'memory': 3}",
     'softmax False',
     'hyperbf adaptive',
+    'hyperbf adaptive, norm 1',
   ],
 )
 def test_its_gradients_are_the_formulas(name):

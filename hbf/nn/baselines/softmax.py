@@ -50,22 +50,28 @@ class SoftmaxAttention(CheckedModule):
   def __call__(self, tokens: Float[Array, 'B N D'], context: Context = EVALUATION) -> Float[Array, 'B N D']:
     """Map tokens [B, N, D] to [B, N, D]."""
     q, k, v = project_qkv(tokens, self.heads, self.dtype, self.qkv_bias, self.mimetic)
-    return project_out(self._over_tokens(q, k, v, context), self.dtype)
+    return project_out(self._over_tokens(q, k, v, self._sigma(tokens.shape[-1]), context), self.dtype)
 
-  def _over_tokens(self, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
+  def _sigma(self, width: int) -> Float[Array, 'H 1 1'] | None:
+    """Return √τ of every head, or None if the logits are q·k/√d."""
+    return sigma_parameter(self, 'head', (width // self.heads) ** -0.5, self.heads) if self.qk_norm else None
+
+  def _over_tokens(
+    self, q: jax.Array, k: jax.Array, v: jax.Array, sigma: jax.Array | None, context: Context
+  ) -> jax.Array:
     """Return the outputs [B, N, H, e] of the heads for queries and keys [B, N, H, d] and values [B, N, H, e]."""
     q, k, v = (z.swapaxes(1, 2) for z in (q, k, v))
-    raw, scale = q, q.shape[-1] ** -0.5
+    given, scale = q, q.shape[-1] ** -0.5
     if self.relative_positions == 'rotary':
       q, k = rotate(q, context), rotate(k, context)
-    if self.qk_norm:
-      scale = jnp.square(1 / sigma_parameter(self, 'head', scale, self.heads))  # 1/τ [H, 1, 1]
+    if sigma is not None:
+      scale = jnp.square(1 / sigma)  # 1/τ [H, 1, 1]
       q, k = of_norm_1(q), of_norm_1(k)
     k, v = update_cache(self, 'keys', k, context, 2), update_cache(self, 'values', v, context, 2)
     mask, causal = mask_and_causality(context, q.shape[2])
     if self.relative_positions not in GAUSSIAN:
       return attention(q, k, v, scale, mask=mask, causal=causal).swapaxes(1, 2)
-    x, t = relative_coordinates(self, self.relative_positions, raw, context)
+    x, t = relative_coordinates(self, self.relative_positions, given, context)
     q = append_coordinates((q * scale).astype(q.dtype), x)
     with jax.default_matmul_precision('highest'):  # distances are differences of larger numbers
       return attention(q, append_coordinates(k, t), v, 1.0, mask=mask, causal=causal).swapaxes(1, 2)
