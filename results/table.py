@@ -35,6 +35,7 @@ COMPARISONS = (
   'claim-h100',
   'claim-blocks',
   'claim-all',
+  'claim-cifar100',
   'laptop',
   'rivals',
   'rivals-best',
