@@ -11,7 +11,7 @@ from hbf.nn.baselines.mlp import ACTIVATIONS
 from hbf.nn.baselines.softmax import SoftmaxAttention
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.hyperbf import HyperBFAttention
-from hbf.nn.projections import Projections, check_heads, mimetic_init, qk_divisors
+from hbf.nn.projections import Projections, check_heads, project_qkv
 from hbf.nn.traits import StageTraits
 from hbf.options import one_of, whole
 
@@ -33,12 +33,10 @@ class _Gated(nn.Module):
     batch, length, width = tokens.shape
     check_heads(width, self.heads)
     activation = ACTIVATIONS[self.activation]
-    flat = tokens.reshape(-1, width)
-    init = mimetic_init(self.heads, self.mimetic)
     sigma = self._sigma(width)
-    divisors = None if self.qk_norm or sigma is None else qk_divisors(sigma, self.heads, width, 2)
-    qk = Projections(2, width, use_bias=False, dtype=self.dtype, kernel_init=init, name='qk')(flat, divisors)
-    q, k = (z.reshape(batch, length, self.heads, -1) for z in qk)
+    divisor = None if self.qk_norm else sigma
+    q, k = project_qkv(tokens, self.heads, self.dtype, mimetic=self.mimetic, sigma=divisor, parts='qk')
+    flat = tokens.reshape(-1, width)
     gate, values = map(activation, Projections(2, self.hidden, dtype=self.dtype, name='in')(flat))
     filled = jnp.pad(values, ((0, 0), (0, -self.hidden % self.heads)))
     v = filled.reshape(batch, length, self.heads, -1)

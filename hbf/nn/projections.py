@@ -116,10 +116,11 @@ def project_qkv(
   bias: bool = False,
   mimetic: float = 0.0,
   sigma: Float[Array, '#H 1 1'] | None = None,
-) -> tuple[Float[Array, 'B N H d'], Float[Array, 'B N H d'], Float[Array, 'B N H d']]:
+  parts: str = 'qkv',
+) -> tuple[Float[Array, 'B N H d'], ...]:
   """Return queries, keys and values [B, N, heads, D/heads] of tokens [B, N, D], by one matrix product.
 
-  This function makes the layer `qkv`, so call it from a compact method.
+  This function makes the layer `qkv` or `qk`, so call it from a compact method.
 
   Args:
     tokens: [B, N, D].
@@ -128,6 +129,7 @@ def project_qkv(
     bias: True if queries, keys and values have a bias.
     mimetic: the strength in `mimetic_init`. 0: the usual initialization.
     sigma: σ of every head, by which its queries and keys are divided. None: they are not divided.
+    parts: 'qkv', or 'qk' for queries and keys without values. It is also the name of the layer.
 
   Raises:
     OptionError: D is not divisible by the number of heads.
@@ -135,16 +137,13 @@ def project_qkv(
   batch, length, width = tokens.shape
   check_heads(width, heads)
   init = mimetic_init(heads, mimetic)
-  project = Projections(3, width, use_bias=bias, dtype=dtype, kernel_init=init, name='qkv')
-  qkv = project(tokens.reshape(-1, width), None if sigma is None else qk_divisors(sigma, heads, width, 3))
-  q, k, v = (z.reshape(batch, length, heads, width // heads) for z in qkv)
-  return q, k, v
-
-
-def qk_divisors(sigma: Float[Array, '#H 1 1'], heads: int, width: int, parts: int) -> Float[Array, ' O']:
-  """Return the divisors of O = parts · D outputs: σ of the head for queries and keys, and 1 for all other parts."""
-  of_head = jnp.broadcast_to(sigma.reshape(-1, 1), (heads, width // heads)).ravel()
-  return jnp.concatenate([of_head, of_head, jnp.ones((parts - 2) * width)])
+  divisors = None
+  if sigma is not None:
+    of_head = jnp.broadcast_to(sigma.reshape(-1, 1), (heads, width // heads)).ravel()
+    divisors = jnp.concatenate([of_head, of_head, jnp.ones((len(parts) - 2) * width)])
+  project = Projections(len(parts), width, use_bias=bias, dtype=dtype, kernel_init=init, name=parts)
+  outputs = project(tokens.reshape(-1, width), divisors)
+  return tuple(z.reshape(batch, length, heads, width // heads) for z in outputs)
 
 
 def project_out(values: Float[Array, 'B N H d'], dtype: Any) -> Float[Array, 'B N D']:
