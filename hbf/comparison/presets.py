@@ -104,13 +104,16 @@ CONTROLS = {
   'hyperbf-fixed': f'hyperbf {LINEAR_BALLS}',
   'hyperbf-gaussian': f'hyperbf {ADAPTIVE}',
 }
-# Changes of the recipe in preset 'screen', one for each arm.
-TRICKS = {
+# The best options of HyperBF and of the ViT with SwiGLU in the search of 'claim-tune' (docs/research/claim.md).
+BEST_OF_CLAIM = ('--config.optimizer.learning_rate=9e-3', '--config.optimizer.weight_decay=0.06')
+# HyperBF with the relative positions of this search, and changes of the recipe: one for each arm of 'screen'.
+BEST_HYPERBF = f'hyperbf model.stage2.centers=119 {LINEAR_BALLS}'
+CHANGES = {
   'plain': '',
-  'smooth': 'train.label_smoothing=0.1',
-  'erase': "data.transforms=(('flip',),('shift',4),('erase',0.5))",
+  'unsmoothed': 'train.label_smoothing=0.0',
+  'unerased': "data.transforms=(('flip',),('shift',4))",
   'cutout': "data.transforms=(('flip',),('shift',4),('cutout',12))",
-  'alternate': "data.transforms=(('alternate_flip',),('shift',4))",
+  'alternate': "data.transforms=(('alternate_flip',),('shift',4),('erase',0.5))",
   'whiten': 'model.whiten=True',
   'mimetic': 'model.stage1.mimetic=0.5',
   'average': 'train.average=0.99',
@@ -179,12 +182,12 @@ PRESETS = {
     parameters=300_000,
     space=SPACE,
   ),
-  # Training tricks, each against the plain recipe, on held-out images: `--report --split=validation`.
+  # Changes of the recipe of 'claim', each against the plain recipe. See `--report --split=validation`.
   'screen': Comparison(
     configs=('configs/cifar10.py:recipe=laptop',),
-    arms=_arms({label: f'{CONTROLS["hyperbf"]} {options}' for label, options in TRICKS.items()}),
+    arms=_arms({label: f'{BEST_HYPERBF} {change}' for label, change in CHANGES.items()}),
     seeds=(0, 1),
-    overrides=(*TWO_RESOLUTIONS, '--config.data.validation=0.1'),
+    overrides=(*CLAIM, *BEST_OF_CLAIM, '--config.data.validation=0.1'),
     operations='3e13',
     parameters=300_000,
   ),
