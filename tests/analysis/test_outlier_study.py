@@ -15,7 +15,7 @@ from hbf.analysis.ood_images import load_ood_images
 from hbf.analysis.outlier_study import made_up, scrambled
 from hbf.analysis.outlier_tokens import CENTERS, GREATEST, MEANS, TOKENS
 from hbf.analysis.report import attack_report, outlier_report
-from hbf.analysis.report.seeds import over_seeds
+from hbf.analysis.report.seeds import about_intervals, over_seeds
 from hbf.errors import UserError
 from hbf.evaluation.outliers import Estimate, energy_score
 
@@ -198,6 +198,28 @@ def test_table_and_picture_of_attacks(tmp_path):
   assert equal.count('right of') == 1
   attack_report.draw({'rows': rows}, tmp_path / 'attacks.png')
   assert (tmp_path / 'attacks.png').stat().st_size > 10_000
+
+
+def test_attacks_are_joined_by_run_and_not_by_their_order():
+  about = {'model': 'vit', 'levels': 1, 'images': 4, 'right': 4, 'steps': 9, 'queries': 9, 'median_queries': 5.0}
+  fooled = {'a': '0011', 'b': '1100'}  # the same images after both attacks
+  apgd, square = (
+    [about | {'run': run, 'attack': attack, 'fooled': of_run} for run, of_run in fooled.items()]
+    for attack in ('APGD', 'Square')
+  )
+  shown = attack_report.table({'rows': [*apgd, *square]})
+  assert shown == attack_report.table({'rows': [*apgd, *reversed(square)]})
+  assert '| 0 ' in shown  # no image is fooled by Square alone
+  with pytest.raises(UserError, match=r'b was not measured under Square at 1/255: measure again'):
+    attack_report.table({'rows': [*apgd, square[0]]})
+
+
+def test_the_note_on_intervals_fits_the_numbers_of_seeds():
+  assert 'say nothing about other seeds' in about_intervals([1, 1])
+  assert about_intervals([2, 2]) == 'Means of 2 seeds of each network. Intervals are over images alone.'
+  assert about_intervals([1, 2]) == 'Means of 1 to 2 seeds. Intervals are over images alone.'
+  assert 'images alone for fewer than 3 seeds' in about_intervals([5, 1])
+  assert about_intervals([5, 3]) == 'Means of 3 to 5 seeds. Intervals are over seeds and images.'
 
 
 def test_the_logits_of_pixels_are_those_of_the_images(run, images):

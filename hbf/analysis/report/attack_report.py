@@ -19,6 +19,7 @@ from hbf import markdown
 from hbf.analysis.report.names import network_name
 from hbf.analysis.report.seeds import about_intervals, over_seeds, text
 from hbf.comparison.statistics import differences
+from hbf.errors import UserError
 from hbf.evaluation.outliers import Estimate
 
 Measured = Mapping[str, Any]
@@ -45,7 +46,7 @@ def table(measured: Measured) -> str:
   lines = [_line(measured, model, levels, few) for levels in _levels(measured) for model in _models(measured)]
   if len(counts) == 1:  # the two columns of APGD are equal
     header, *lines = ((*line[:3], *line[4:]) for line in (header, *lines))
-  seeds = min(len(_rights(measured, model, 0, ('APGD',))) for model in _models(measured))
+  seeds = [len(_rights(measured, model, 0, ('APGD',))) for model in _models(measured)]
   notes = [about_intervals(seeds), *_differences(measured)]
   return markdown.table(header, lines) + '\n\n' + '\n'.join(notes)
 
@@ -62,12 +63,12 @@ def _line(measured: Measured, model: str, levels: int, few: int) -> tuple[str, .
   if not levels:
     before = text(_accuracy(_rights(measured, model, 0, ('Square',))))
     return name, change, everything, before, before, before, '', ''
-  apgd, square, both = (
+  both, apgd, square = (
     [right[:few] for right in _rights(measured, model, levels, attacks)]
-    for attacks in (('APGD',), ('Square',), ('APGD', 'Square'))
+    for attacks in (('APGD', 'Square'), ('APGD',), ('Square',))
   )
   alone = sum(int((one & ~other).sum()) for one, other in zip(apgd, square, strict=True))
-  queries = [row['median_queries'] for row in _rows(measured, model, 'Square', levels)]
+  queries = [row['median_queries'] for row in _rows(measured, model, 'Square', levels).values()]
   median = f'{np.mean(queries):.0f}' if None not in queries else ''
   return name, change, everything, *(text(_accuracy(z)) for z in (apgd, square, both)), str(alone), median
 
@@ -80,10 +81,10 @@ def _levels(measured: Measured) -> list[int]:
   return [0, *sorted({row['levels'] for row in measured['rows']})]
 
 
-def _rows(measured: Measured, model: str, attack: str, levels: int) -> list[Mapping[str, Any]]:
+def _rows(measured: Measured, model: str, attack: str, levels: int) -> dict[str, Mapping[str, Any]]:
   """Return the stored row of each of a model's runs, for an attack that changes a pixel by at most `levels`."""
   rows = [row for row in measured['rows'] if (row['model'], row['attack'], row['levels']) == (model, attack, levels)]
-  return [*{row['run']: row for row in rows}.values()]  # if a run has several rows, the last row counts
+  return {row['run']: row for row in rows}  # if a run has several rows, the last row counts
 
 
 def _right(row: Mapping[str, Any]) -> np.ndarray:
@@ -91,20 +92,28 @@ def _right(row: Mapping[str, Any]) -> np.ndarray:
 
 
 def _rights(measured: Measured, model: str, levels: int, attacks: Sequence[str]) -> list[np.ndarray]:
-  """Return an array for each seed, bool [images]: True for an image that is classified right after each of `attacks`.
+  """Return an array for each run, bool [images]: True for an image that is classified right after each of `attacks`.
 
   The images are those to which all of these attacks were applied. If none of these attacks was measured, return [].
 
   An attack changes a pixel by at most `levels`. If `levels` is 0, only the number of right answers is stored. Then an
   array has that many True at its beginning, and its order does not say which images are right.
+
+  The runs are sorted by name.
+
+  Raises:
+    UserError: a run lacks one of the attacks.
   """
   if not levels:
     rows = _rows(measured, model, attacks[0], _levels(measured)[1])
-    return [np.arange(row['images']) < row['right'] for row in rows]
-  found = [[_right(row) for row in _rows(measured, model, attack, levels)] for attack in attacks]
-  return [
-    np.logical_and.reduce([right[: min(map(len, rights))] for right in rights]) for rights in zip(*found, strict=True)
-  ]
+    return [np.arange(row['images']) < row['right'] for _, row in sorted(rows.items())]
+  found = {attack: _rows(measured, model, attack, levels) for attack in attacks}
+  runs = sorted({run for rows in found.values() for run in rows})
+  if missing := [(run, attack) for run in runs for attack, rows in found.items() if run not in rows]:
+    run, attack = missing[0]
+    raise UserError(f'{run} was not measured under {attack} at {levels}/255: measure again, without --report')
+  rights = [[_right(rows[run]) for rows in found.values()] for run in runs]
+  return [np.logical_and.reduce([right[: min(map(len, of_run))] for right in of_run]) for of_run in rights]
 
 
 def _accuracy(rights: Sequence[np.ndarray]) -> Estimate:

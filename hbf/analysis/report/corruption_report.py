@@ -42,7 +42,7 @@ def table(measured: Measured) -> str:
   lines = [
     _line(measured, label, names, model, first) for label, names in _labeled().items() for model in (first, *others)
   ]
-  seeds = min(len(_outcomes(measured, model, [NONE])) for model in (first, *others))
+  seeds = [len(_outcomes(measured, model, [NONE])) for model in (first, *others)]
   return markdown.table(header, lines) + '\n\n' + about_intervals(seeds)
 
 

@@ -62,7 +62,7 @@ def table(measured: Measured) -> str:
       found = [_estimate(measured, model, outside, score) for outside in _outside(measured)]
       if all(found):
         lines.append((network_name(model), score, *(text(estimate) for estimate in found if estimate)))
-  seeds = min(sum(row['model'] == model for row in measured['rows']) for model in _models(measured))
+  seeds = [sum(row['model'] == model for row in measured['rows']) for model in _models(measured)]
   return markdown.table(header, lines) + '\n\n' + about_intervals(seeds)
 
 

@@ -1,7 +1,7 @@
 """Combination of the estimates from several seeds of one model into one estimate."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from scipy import stats
@@ -36,13 +36,17 @@ def student_half(values: np.ndarray) -> float:
   return float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
 
 
-def about_intervals(count: int) -> str:
-  """Return a note on the intervals in tables and pictures. `count` is the number of seeds of each model."""
-  if count == 1:
+def about_intervals(counts: Collection[int]) -> str:
+  """Return a note on the intervals in tables and pictures. `counts` has the number of seeds of each network."""
+  fewest, most = min(counts), max(counts)
+  if most == 1:
     return 'One seed of each network. Intervals are over images and say nothing about other seeds.'
-  if count < SEEDS:
-    return f'Means of {count} seeds of each network. Intervals are over images alone.'
-  return f'Means of {count} seeds of each network. Intervals are over seeds and images.'
+  means = f'Means of {fewest} seeds of each network.' if fewest == most else f'Means of {fewest} to {most} seeds.'
+  if most < SEEDS:
+    return f'{means} Intervals are over images alone.'
+  if fewest < SEEDS:
+    return f'{means} Intervals are over seeds and images, or over images alone for fewer than {SEEDS} seeds.'
+  return f'{means} Intervals are over seeds and images.'
 
 
 def text(estimate: Estimate) -> str:
