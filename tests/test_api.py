@@ -439,7 +439,7 @@ def test_the_page_on_models_of_your_own_runs():
   run_page('use-in-flax.md', scope)
   # The block under NNX computes what it does in Linen.
   params = nnx.to_pure_dict(nnx.state(scope['model'], nnx.Param))
-  expected = scope['block'].apply({'params': params}, jnp.ones((2, 16, 32)))
+  expected = scope['block'].apply({'params': params}, scope['inputs'])
   np.testing.assert_allclose(scope['tokens'], expected, rtol=1e-6)
   assert scope['logits'].shape == (2, 10) and scope['gradients'].centers.shape == (4, 3)
 

@@ -69,7 +69,8 @@ class Block(CheckedModule):
       Z, [B, N, D].
 
     Raises:
-      UserError: stage 1 does not support the context.
+      UserError: stage 1 does not support the context, the tokens do not have three axes, or the context's mask does
+        not fit them.
     """
     y = tokens + self._update('stage1', tokens, context, drop_path)  # Y = X + stage1(LayerNorm(X))
     if self.stage2 is None:
@@ -81,7 +82,7 @@ class Block(CheckedModule):
     make: Any = getattr(self, name)
     stage = make(name=name) if self.dtype is None else make(name=name, dtype=self.dtype)
     if name == 'stage1':  # stage 2 works on every token alone
-      check_context(stage, context)
+      check_context(stage, context, tokens.shape)
     affine = getattr(stage, 'norm_affine', True)
     norm = nn.LayerNorm(self.norm_epsilon, self.dtype, use_scale=affine, use_bias=affine, name=f'norm_{name}')
     update = constrain(stage(norm(tokens), context), BATCH, None, None)

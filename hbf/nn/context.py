@@ -1,5 +1,7 @@
 """The context of a call: what a stage may know in addition to the tokens."""
 
+from typing import Any
+
 import flax.linen as nn
 import flax.struct
 import jax
@@ -51,13 +53,16 @@ class Context:
 EVALUATION = Context()  # all tokens see all tokens, and nothing is dropped
 
 
-def check_context(stage: nn.Module, context: Context) -> None:
-  """Check that a stage supports a context.
+def check_context(stage: nn.Module, context: Context, shape: tuple[int, ...]) -> None:
+  """Check that a stage supports a context, and that the context's mask fits tokens of the given shape.
 
   Raises:
-    UserError: the context has causality, a cache or a mask that the stage does not support.
+    UserError: the context has causality, a cache or a mask that the stage does not support. Or the shape is not
+      [B, N, D], or the mask has another type than booleans or does not broadcast to [B, N, N].
   """
   traits = traits_of(stage)
+  if len(shape) != 3:
+    raise UserError(f'tokens have shape {list(shape)}: expected [B, N, D], such as tokens[None] for one example')
   if context.causal and not traits.causal:
     raise UserError(
       f'{type(stage).__name__} mixes a token with later tokens, and the context is causal: '
@@ -70,6 +75,7 @@ def check_context(stage: nn.Module, context: Context) -> None:
     )
   if context.mask is None:
     return
+  _check_mask(context.mask, shape[0], shape[1])
   if traits.masks == 'none':
     raise UserError(
       f'{type(stage).__name__} ignores masks, and the context has one: use softmax or hyperbf as stage 1'
@@ -81,11 +87,36 @@ def check_context(stage: nn.Module, context: Context) -> None:
     )
 
 
+def _check_mask(mask: Any, batch: int, length: int) -> None:
+  """Raise UserError unless a mask has booleans that broadcast to [batch, length, length]."""
+  _check_booleans(mask)
+  fits = mask.ndim <= 3 and all(
+    size in (1, expected) for size, expected in zip(mask.shape[::-1], (length, length, batch), strict=False)
+  )
+  if not fits:
+    hint = f': for keys to hide, give mask[:, None, :], [B, 1, {length}]' if mask.shape == (batch, length) else ''
+    raise UserError(
+      f'the mask has shape {list(mask.shape)}; expected one that broadcasts to [{batch}, {length}, {length}]{hint}'
+    )
+
+
+def _check_booleans(mask: Any) -> None:
+  # An additive mask, 0 where a token is seen, would otherwise be taken for its opposite.
+  kind = str(getattr(mask, 'dtype', type(mask).__name__))
+  if kind != 'bool':
+    raise UserError(f'the mask has type {kind}; expected an array of booleans, True where a token attends to another')
+
+
 def visible_keys(context: Context) -> Bool[Array, 'B N'] | None:
   """Return booleans [B, N] or [1, N], False for tokens that the mask hides from all tokens. None without a mask."""
   return None if context.mask is None else with_three_axes(context.mask)[:, 0]
 
 
 def with_three_axes(mask: Bool[Array, '...']) -> Bool[Array, '_ _ N']:
-  """Reshape a context's mask to three axes, so that it broadcasts to [B, N, N]."""
+  """Reshape a context's mask to three axes, so that it broadcasts to [B, N, N].
+
+  Raises:
+    UserError: the mask is not an array of booleans.
+  """
+  _check_booleans(mask)
   return mask.reshape((1,) * (3 - mask.ndim) + mask.shape)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from hbf.errors import warn
 from hbf.nn.cache import update_cache
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context
@@ -187,7 +188,8 @@ class HyperBFCenters(CheckedModule):
       a linear function of the token x. A token then costs 6 A D operations. With kernel 'ball_silu' and radius
       'relative', the stage equals a SwiGLU on tokens of norm √d.
     centers_init: initial values of the centers. 'normal': Gaussian random numbers. 'tokens': tokens drawn from those
-      seen at initialization. 'kmeans': k-means centers of these tokens.
+      seen at initialization. 'kmeans': k-means centers of these tokens. So initialize with real inputs. With equal
+      tokens, such as those of an input of ones, all centers start equal, and the stage can hardly learn.
     coefficients_scale: root mean square of the stage's output at initialization.
     nested: True to train the first centers to work without the others too (`hbf.models.nested`; after nested dropout,
       Rippel et al. 2014). In training, every image is given all centers with probability 1/2, and else only the first
@@ -245,6 +247,12 @@ class HyperBFCenters(CheckedModule):
     # Once the parameter exists, Flax uses the initializer for its shape only, so one point is enough. In a program
     # for any number of images the number of points is unknown, and `count` points could not be drawn.
     drawn_from = points if self.is_initializing() else points[:, :1]
+    if self.is_initializing() and self.centers_init != 'normal' and _all_equal(points):
+      warn(
+        f'{"/".join(self.path) or type(self).__name__} was initialized with tokens that are all equal, as an input '
+        'of ones makes them. Its centers then start equal, and the stage can hardly learn: initialize the model with '
+        "real inputs, or set centers_init='normal'"
+      )
     return self.param('centers', CENTERS_INITS[self.centers_init], drawn_from, self.centers).astype(points.dtype)
 
   def _basis(self, points: jax.Array, centers: jax.Array) -> RadialBasis:
@@ -324,6 +332,11 @@ class HyperBFCenters(CheckedModule):
     # Half of the exponents are clipped to 1, which keeps all centers.
     exponent = jnp.minimum(2 * jax.random.uniform(self.make_rng('dropout'), (images, 1)), 1.0)
     return jnp.repeat(jnp.arange(self.centers) < self.centers**exponent, length, axis=0)
+
+
+def _all_equal(points: jax.Array) -> bool:
+  """Return True if all points of a head [H, N, d] are known to be equal. Inside jit, the values are not known."""
+  return not isinstance(points, jax.core.Tracer) and bool((points == points[:, :1]).all())
 
 
 def _normal(key: jax.Array, points: jax.Array, count: int) -> jax.Array:

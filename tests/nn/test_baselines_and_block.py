@@ -346,6 +346,34 @@ def test_a_stage_honors_a_mask_or_its_block_refuses_it(name, of_each):
   np.testing.assert_array_equal(before, after)
 
 
+@pytest.mark.parametrize(
+  ('mask', 'message'),
+  [
+    (jnp.where(jnp.tri(9, dtype=bool), 0.0, -1e9), 'type float32; expected an array of booleans'),
+    ([[True] * 9] * 9, 'type list; expected an array of booleans'),
+    (jnp.ones((B, 9), bool), r'broadcasts to \[2, 9, 9\]: for keys to hide, give mask\[:, None, :\]'),
+    (jnp.ones((B, 1, 9, 9), bool), r'shape \[2, 1, 9, 9\]; expected one that broadcasts to \[2, 9, 9\]'),
+    (jnp.ones((8, 8), bool), r'shape \[8, 8\]; expected'),
+  ],
+)
+def test_a_mask_that_is_not_booleans_for_all_pairs_of_tokens_is_refused(mask, message):
+  block, params, tokens = make_stage1_block('hyperbf')
+  with pytest.raises(UserError, match=message):
+    block.apply(params, tokens, Context(mask=mask))
+
+
+def test_a_stage_alone_refuses_an_additive_mask():
+  stage, tokens = SoftmaxAttention(2), make_tokens()
+  with pytest.raises(UserError, match='expected an array of booleans, True where'):
+    stage.init(jax.random.key(0), tokens, Context(mask=jnp.zeros((9, 9))))
+
+
+def test_a_block_refuses_tokens_of_one_example_without_its_axis():
+  block, params, tokens = make_stage1_block('hyperbf')
+  with pytest.raises(UserError, match=r'tokens have shape \[9, 8\]: expected \[B, N, D\]'):
+    block.apply(params, tokens[0])
+
+
 @pytest.mark.parametrize('masked', [False, True])
 @pytest.mark.parametrize('name', STAGE1)
 def test_a_causal_stage_shows_no_token_a_later_one_or_its_block_refuses(name, masked):

@@ -1,4 +1,5 @@
 import itertools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from ops.keywords import hyperbf, hyperbf_plain, log_responses
 
 import hbf.nn.hyperbf
 import hbf.ops.hyperbf
+from hbf.errors import Notice
 from hbf.nn.context import Context
 from hbf.nn.hyperbf import HyperBFAttention, HyperBFCenters
 from hbf.ops.normalization import normalize
@@ -326,6 +328,7 @@ def test_output_at_init_has_the_scale_asked_for(normalization, heads, scale):
   np.testing.assert_allclose(np.sqrt(np.mean(np.square(out))), scale, rtol=0.15)
 
 
+@pytest.mark.filterwarnings('ignore:.*tokens that are all equal')
 @pytest.mark.parametrize('normalization', reference.NORMALIZATIONS)
 @pytest.mark.parametrize('what', ['one center', 'equal tokens'])
 def test_coefficients_are_finite_where_all_responses_are_equal(what, normalization):
@@ -491,3 +494,18 @@ def test_nested_units_take_all_centers_for_half_of_the_images_and_each_doubling_
   # From 7 to 8 is log2(8/7) of a doubling, which counts as 8.
   rest = np.log2(8 / 7) / 6
   np.testing.assert_allclose(shares, [1 / 6, 1 / 6, 1 / 6 - rest, 1 / 2 + rest], atol=0.03)
+
+
+@pytest.mark.parametrize('centers_init', ['tokens', 'kmeans'])
+def test_equal_tokens_at_initialization_give_a_warning_because_all_centers_would_be_equal(centers_init):
+  module = HyperBFCenters(4, centers_init=centers_init)
+  with pytest.warns(Notice, match='HyperBFCenters was initialized with tokens that are all equal'):
+    module.init(jax.random.key(0), jnp.ones((B, N, D)))
+
+
+def test_different_tokens_at_initialization_give_no_warning():
+  with warnings.catch_warnings():
+    warnings.simplefilter('error')
+    for module in (HyperBFCenters(4), HyperBFCenters(4, centers_init='normal')):
+      module.init(jax.random.key(0), make_tokens())
+    HyperBFCenters(4, centers_init='normal').init(jax.random.key(0), jnp.ones((B, N, D)))
