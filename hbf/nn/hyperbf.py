@@ -70,6 +70,7 @@ class HyperBFAttention(CheckedModule):
   memory: Annotated[int, whole(0)] = 0
   relative_positions: Annotated[str, one_of(RELATIVE_POSITIONS)] = 'none'
   mimetic: Annotated[float, NOT_NEGATIVE] = 0.0
+  shared: Annotated[bool, FLAG] = False
   dtype: Any = jnp.float32
   traits: ClassVar[StageTraits] = StageTraits(units='memory', masks='any', causal=True, decodes=True)
 
@@ -77,7 +78,12 @@ class HyperBFAttention(CheckedModule):
   def __call__(self, tokens: Float[Array, 'B N D'], context: Context = EVALUATION) -> Float[Array, 'B N D']:
     """Map tokens [B, N, D] to [B, N, D]."""
     sigma = self._sigma(tokens.shape[-1])
-    q, k, v = project_qkv(tokens, self.heads, self.dtype, mimetic=self.mimetic, sigma=None if self.qk_norm else sigma)
+    divisor = None if self.qk_norm else sigma
+    if self.shared:
+      k, v = project_qkv(tokens, self.heads, self.dtype, sigma=divisor, parts='kv')
+      q = k
+    else:
+      q, k, v = project_qkv(tokens, self.heads, self.dtype, mimetic=self.mimetic, sigma=divisor)
     return project_out(self._over_tokens(q, k, v, sigma, context), self.dtype)
 
   def _sigma(self, width: int) -> Float[Array, '#H 1 1']:

@@ -136,11 +136,11 @@ def project_qkv(
   """
   batch, length, width = tokens.shape
   check_heads(width, heads)
-  init = mimetic_init(heads, mimetic)
+  init = mimetic_init(heads, mimetic) if mimetic else nn.initializers.lecun_normal()
   divisors = None
   if sigma is not None:
     of_head = jnp.broadcast_to(sigma.reshape(-1, 1), (heads, width // heads)).ravel()
-    divisors = jnp.concatenate([of_head, of_head, jnp.ones((len(parts) - 2) * width)])
+    divisors = jnp.concatenate([of_head] * (2 - (parts == 'kv')) + [jnp.ones((len(parts) - 2 + (parts == 'kv')) * width)])
   project = Projections(len(parts), width, use_bias=bias, dtype=dtype, kernel_init=init, name=parts)
   outputs = project(tokens.reshape(-1, width), divisors)
   return tuple(z.reshape(batch, length, heads, width // heads) for z in outputs)

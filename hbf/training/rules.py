@@ -48,6 +48,7 @@ RULES = (
   Rule('coefficients', decay=True, tensor=1, matrices=1),  # [heads, centers, width]
   Rule('memory_coefficients', decay=True, tensor=0, matrices=1),
   Rule('(attention_)?qkv/kernel', decay=True, tensor=1, matrices=3),  # [width, 3 · units]
+  Rule('kv/kernel', decay=True, tensor=1, matrices=2),
   Rule('qk/kernel', decay=True, tensor=1, matrices=2),
   Rule('(in|hidden)/kernel', decay=True, tensor=1, matrices=BESIDE_OUT),  # [width, units]
   Rule('out/kernel', decay=True, tensor=0, matrices=1),  # [units, width]
