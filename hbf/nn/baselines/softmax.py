@@ -43,13 +43,18 @@ class SoftmaxAttention(CheckedModule):
   qkv_bias: Annotated[bool, FLAG] = False
   relative_positions: Annotated[str, one_of(RELATIVE_POSITIONS)] = 'none'
   mimetic: Annotated[float, NOT_NEGATIVE] = 0.0
+  shared: Annotated[bool, FLAG] = False
   dtype: Any = jnp.float32
   traits: ClassVar[StageTraits] = StageTraits(masks='any', causal=True, decodes=True)
 
   @nn.compact
   def __call__(self, tokens: Float[Array, 'B N D'], context: Context = EVALUATION) -> Float[Array, 'B N D']:
     """Map tokens [B, N, D] to [B, N, D]."""
-    q, k, v = project_qkv(tokens, self.heads, self.dtype, self.qkv_bias, self.mimetic)
+    if self.shared:
+      k, v = project_qkv(tokens, self.heads, self.dtype, self.qkv_bias, parts='kv')
+      q = k
+    else:
+      q, k, v = project_qkv(tokens, self.heads, self.dtype, self.qkv_bias, self.mimetic)
     return project_out(self._over_tokens(q, k, v, self._sigma(tokens.shape[-1]), context), self.dtype)
 
   def _sigma(self, width: int) -> Float[Array, 'H 1 1'] | None:
