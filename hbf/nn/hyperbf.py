@@ -70,6 +70,7 @@ class HyperBFAttention(CheckedModule):
   memory: Annotated[int, whole(0)] = 0
   relative_positions: Annotated[str, one_of(RELATIVE_POSITIONS)] = 'none'
   mimetic: Annotated[float, NOT_NEGATIVE] = 0.0
+  query_sigma: Annotated[bool, FLAG] = False
   dtype: Any = jnp.float32
   traits: ClassVar[StageTraits] = StageTraits(units='memory', masks='any', causal=True, decodes=True)
 
@@ -78,7 +79,11 @@ class HyperBFAttention(CheckedModule):
     """Map tokens [B, N, D] to [B, N, D]."""
     sigma = self._sigma(tokens.shape[-1])
     q, k, v = project_qkv(tokens, self.heads, self.dtype, mimetic=self.mimetic, sigma=None if self.qk_norm else sigma)
-    return project_out(self._over_tokens(q, k, v, sigma, context), self.dtype)
+    beta = None
+    if self.query_sigma:
+      z = nn.Dense(self.heads, kernel_init=nn.initializers.zeros_init(), dtype=self.dtype, name='sharpness')(tokens.reshape(-1, tokens.shape[-1]))
+      beta = jnp.exp(jnp.tanh(z)).reshape(*tokens.shape[:2], self.heads, 1).swapaxes(1, 2)
+    return project_out(self._over_tokens(q, k, v, sigma, context, beta), self.dtype)
 
   def _sigma(self, width: int) -> Float[Array, '#H 1 1']:
     """Return σ of every head, or one σ for all heads."""
@@ -89,7 +94,7 @@ class HyperBFAttention(CheckedModule):
       variance /= d  # norms are 1 instead of √d
     return sigma_parameter(self, self.sigma_per, variance, self.heads)
 
-  def _over_tokens(self, q: jax.Array, k: jax.Array, v: jax.Array, sigma: jax.Array, context: Context) -> jax.Array:
+  def _over_tokens(self, q: jax.Array, k: jax.Array, v: jax.Array, sigma: jax.Array, context: Context, beta=None) -> jax.Array:
     """Return the outputs [B, N, H, e] of the heads for queries and keys [B, N, H, d] and values [B, N, H, e].
 
     Queries and keys are already divided by σ, unless they are scaled to norm 1 here. So the operator's σ is 1.
@@ -109,6 +114,11 @@ class HyperBFAttention(CheckedModule):
     if self.relative_positions in GAUSSIAN:
       divisor = 1.0 if self.qk_norm else sigma
       x, t = relative_coordinates(self, self.relative_positions, given, context, divisor)
+      if beta is not None:
+        norms = -0.5 * jnp.sum(k * k, axis=-1, keepdims=True)
+        q = q * beta
+        x = jnp.concatenate([jnp.broadcast_to(x, (*q.shape[:3], x.shape[-1])), beta - 1], axis=-1)
+        t = jnp.concatenate([jnp.broadcast_to(t, (*k.shape[:3], t.shape[-1])), norms], axis=-1)
       q, k = append_coordinates(q, x), append_coordinates(k, t)
       basis = dataclasses.replace(basis, dot_only_dims=x.shape[-1])
     mask, causal = mask_and_causality(context, q.shape[2])

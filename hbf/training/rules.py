@@ -41,6 +41,7 @@ BESIDE_OUT = -1  # see `Rule.matrices`
 # Weights and centers decay. Norms, biases, positions, gains, sigmas, offsets and metrics do not. The modules in
 # hbf/nn and hbf/models define the names.
 RULES = (
+  Rule('sharpness/kernel'),
   Rule('centers', rate='center', decay=True, tensor=1, matrices=1),  # [heads, centers, dimensions]
   Rule('memory_centers', rate='center', decay=True, tensor=0, matrices=1),  # [heads, centers, dimensions of a head]
   Rule('(position_)?log_sigma|beta', rate='sigma'),
