@@ -1,6 +1,7 @@
 """Tests of labels and values: arrays, and the CSV files of an image folder."""
 
 import shutil
+import warnings
 
 import numpy as np
 import pytest
@@ -70,6 +71,12 @@ def test_columns_are_matched_by_name_and_values_keep_their_digits(tmp_path):
     ('file,red,big\n0.png,1,yes\n', "line 2 of .* has 'yes'; expected a number"),
     ('file,red,big\n0.png,1,2\n', 'has 2: expected 0 or 1 for every label'),
     ('file,red,big\n0.png,1,0\n0.png,1,0\n', 'lists 0.png twice'),
+    ('file,red,big\n0.png,1,0\n./0.png,0,1\n', 'lists 0.png twice'),
+    ('file,red,big\n0.png,1,0\nmore/..//0.png,0,1\n', 'lists 0.png twice'),
+    ('file,red,big\n../test/4.png,1,0\n', r'lists \.\./test/4\.png, which is outside of \S+/train; expected'),
+    ('file,red,big\nmore/../../test/4.png,1,0\n', r'lists more/\.\./\.\./test/4\.png, which is outside of'),
+    ('file,red,big\n..,1,0\n', r'lists \.\., which is outside of'),
+    ('file,red,big\n/4.png,1,0\n', r'lists /4\.png, which is outside of \S+/train'),
     ('file,red,big\n9.png,1,0\n', 'lists 9.png, which is not a file'),
   ],
 )
@@ -92,6 +99,13 @@ def test_missing_files_and_other_columns_are_named(tmp_path):
   (tmp_path / 'test' / 'labels.csv').write_text('file,red,small\n4.png,1,0\n')
   with pytest.raises(UserError, match=r'has the columns red, small; expected those of .*: red, big'):
     opened(tmp_path)
+
+
+def test_a_path_in_a_longer_form_is_the_same_image(tmp_path):
+  before = identity(opened(write(tmp_path)))
+  (tmp_path / 'test' / 'labels.csv').write_text('file,red,big\n./4.png,1,1\nmore/../more//5.png,0,1\n')
+  with warnings.catch_warnings(action='error'):  # nothing is called unlisted
+    assert identity(opened(tmp_path)) == before
 
 
 def test_files_that_are_not_listed_are_named(tmp_path):

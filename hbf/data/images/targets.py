@@ -9,11 +9,12 @@ The target of an image is what a network learns to predict for it. A data set ha
 | values | K values, float32 [K] | regression |
 
 In an image folder, each split has a file labels.csv or targets.csv, which lists labels or values. Its first column,
-`file`, has the path of an image in the split's folder. Every other column has the numbers of one label or one value
-for all images. The first row names the columns.
+`file`, has the path of an image inside the split's folder. Every other column has the numbers of one label or one
+value for all images. The first row names the columns.
 """
 
 import csv
+import os
 from pathlib import Path
 
 import numpy as np
@@ -95,11 +96,26 @@ def read_csv(split: Path, kind: str) -> tuple[tuple[str, ...], tuple[str, ...], 
   if not lines[1:]:
     raise UserError(f'{path} lists no image; expected a line for each: add them')
   vectors = np.array([_numbers(f'line {number} of {path}', row, len(header)) for number, row in lines[1:]])
-  files = tuple(row[0].strip() for _, row in lines[1:])
+  files = tuple(_inside(path, row[0].strip()) for _, row in lines[1:])
   if len(set(files)) != len(files):
     twice = next(file for number, file in enumerate(files) if file in files[:number])
     raise UserError(f'{path} lists {twice} twice; expected each image once: remove a line')
   return tuple(header[1:]), files, (check_labels if kind == LABELS else to_values)(str(path), vectors)
+
+
+def _inside(path: Path, listed: str) -> str:
+  """Return the shortest form of a path that the CSV file `path` lists, so that an image has one path only.
+
+  Raises:
+    UserError: the path is absolute, or leads out of the folder of the CSV file.
+  """
+  file = os.path.normpath(listed)
+  if os.path.isabs(file) or file.split(os.sep)[0] == os.pardir:
+    raise UserError(
+      f'{path} lists {listed}, which is outside of {path.parent}; expected the path of an image inside it: '
+      'mend the line'
+    )
+  return file
 
 
 def _numbers(where: str, row: list[str], columns: int) -> list[float]:
