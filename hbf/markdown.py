@@ -1,4 +1,4 @@
-"""Tables in Markdown, for consoles, files and pages."""
+"""Tables in Markdown and other texts, for consoles, files and pages."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,13 +8,18 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
   Cells are padded, so that columns are aligned on a terminal too. They are never cut, because a number without its
   last digits is another number. The character `|` is escaped and a line break becomes a space, because either would
-  end a cell.
+  end a cell. Cells are made `printable`.
   """
-  lines = [[' '.join(cell.replace('|', r'\|').splitlines()) for cell in line] for line in (header, *rows)]
+  lines = [[' '.join(printable(cell).replace('|', r'\|').splitlines()) for cell in line] for line in (header, *rows)]
   widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
   filled = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
   filled.insert(1, ['-' * width for width in widths])
   return '\n'.join('| ' + ' | '.join(line) + ' |' for line in filled)
+
+
+def printable(text: str) -> str:
+  """Return a text in which the bytes of a command line or of a path that are not UTF-8 are escaped."""
+  return text.encode(errors='backslashreplace').decode()
 
 
 def cell(value: object) -> str:

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from benchmarks.common import measured_on, report
-from hbf.markdown import cell, table
+from hbf.markdown import cell, printable, table
 
 
 def test_columns_stand_in_line_and_cells_are_whole():
@@ -27,6 +27,11 @@ def test_a_bar_in_a_cell_is_no_end_of_it():
     [' --------- ', ' --- '],
     [r' \|x − t\| ', ' 1 2 '],
   ]
+
+
+def test_bytes_that_are_not_utf8_can_be_printed():
+  shown = (printable('caf\udce9 ä'), table(('image',), [('caf\udce9 ä',)]).splitlines()[2])
+  assert [text.encode().decode() for text in shown] == [r'caf\udce9 ä', r'| caf\udce9 ä |']
 
 
 @pytest.mark.parametrize(

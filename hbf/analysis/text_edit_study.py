@@ -88,7 +88,7 @@ def open_split(run: TextRun, name: str, facts: Sequence[Fact], windows: int, see
     windows: the largest number of windows of text.
     seed: the seed of the passages.
   """
-  encode, length = lambda text: run.tokenizer.encode(text.encode()), run.task.length
+  encode, length = run.tokenizer.encode_text, run.task.length
   passages = passages_of(run, name, seed)
   texts: dict[str, list[Any]] = {'prompt': [], 'copies': [], 'reworded': []}
   for fact in facts:
@@ -152,7 +152,7 @@ def open_bases(run: TextRun, seed: int = 0) -> Bases:
   copies = points_of_copies(run.model, run.params, passages_of(run, 'train', seed))
   metric = {layer: metric_of(points) for layer, points in copies.items()} | {CONTEXT: np.zeros((0, 0))}
   guard = observed(run, Places.everywhere(run.windows('train', GUARDED // run.task.length)))
-  encoded = [run.tokenizer.encode(fact.prompt.encode()) for fact in make_facts(NAMED, 0, seed=3)]
+  encoded = [run.tokenizer.encode_text(fact.prompt) for fact in make_facts(NAMED, 0, seed=3)]
   ends = observed(run, Places.of([(prompt, prompt[:1]) for prompt in encoded], run.task.length))
   both = {layer: _joined([guard[layer], ends[layer]]) for layer in guard}
   text, names = ({layer: Base(seen[layer], metric[layer]) for layer in seen} for seen in (guard, both))

@@ -31,6 +31,7 @@ def main(argv: Sequence[str]) -> int:
   del argv
   if not PROMPTS.value:
     raise UserError("no text to continue: give --prompt='…'")
+  from hbf.markdown import printable
   from hbf.models.generation import Sampling
   from hbf.training.machine import keep_compiled_programs, keep_freed_memory
 
@@ -56,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
   if JSON.value:
     print(json.dumps([{'prompt': prompt, 'text': text} for prompt, text in zip(PROMPTS.value, texts, strict=True)]))
   else:
-    print('\n---\n'.join(prompt + text for prompt, text in zip(PROMPTS.value, texts, strict=True)))
+    print('\n---\n'.join(printable(prompt) + text for prompt, text in zip(PROMPTS.value, texts, strict=True)))
   return 0
 
 

@@ -143,7 +143,7 @@ def encode(tokenizer: Tokenizer, prompt: str, answer: str, length: int) -> tuple
     if not text:
       raise UserError(f'the {name} is empty: give a text of at least one token')
     try:
-      found.append(tokenizer.encode(text.encode()))
+      found.append(tokenizer.encode_text(text))
     except UserError as error:
       raise UserError(f'{name} {text!r}: {error}') from error
   count = sum(map(len, found))

@@ -44,7 +44,7 @@ def write_texts(
 
   Raises:
     UserError: the run has another task, no such checkpoint, or no edits of this checkpoint. Or a prompt is empty or
-      too long, or has characters that are not in the vocabulary.
+      too long, or has characters that are not in the vocabulary, or bytes that are not UTF-8.
   """
   check_task(workdir, load_config(workdir).task)
   texts = stored_texts(workdir)
@@ -80,7 +80,7 @@ def continue_texts(
     The continuation of each prompt, without the prompt.
   """
   assert isinstance(model, LanguageModel)
-  tokens = [tokenizer.encode(prompt.encode()).tolist() for prompt in prompts]
+  tokens = [tokenizer.encode_text(prompt).tolist() for prompt in prompts]
   end = _token(tokenizer, stop) if stop else None
   written = generate_on(model, {'params': params}, tokens, count, sampling, seed, end)
   return [tokenizer.decode(text.tolist()).decode(errors='replace') for text in written]
@@ -93,7 +93,7 @@ def check_task(workdir: pathlib.Path, task: str) -> None:
 
 
 def _token(tokenizer: Tokenizer, text: str) -> int:
-  tokens = tokenizer.encode(text.encode())
+  tokens = tokenizer.encode_text(text)
   if len(tokens) != 1:
     raise UserError(f'--stop={text!r} is {len(tokens)} tokens: expected a text of one token')
   return int(tokens[0])

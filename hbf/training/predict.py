@@ -202,15 +202,7 @@ def to_table(answers: Sequence[Answer]) -> str:
   if form.ranked:
     names = [f'{rank + 1}.' for rank in range(max(len(answer.numbers) for answer in answers))]
   rows = [
-    (
-      _printable(a.image),
-      *(f'{name} {z:{form.form}}' if form.ranked else f'{z:{form.form}}' for name, z in a.numbers),
-    )
+    (a.image, *(f'{name} {z:{form.form}}' if form.ranked else f'{z:{form.form}}' for name, z in a.numbers))
     for a in answers
   ]
   return table(('image', *names), rows)
-
-
-def _printable(path: str) -> str:
-  """Return a path in which bytes that are not Unicode are escaped."""
-  return path.encode(errors='backslashreplace').decode()

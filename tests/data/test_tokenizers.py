@@ -1,6 +1,7 @@
 """Tests that texts become tokens and tokens become the same texts."""
 
 import json
+import os
 import random
 import sys
 
@@ -86,6 +87,18 @@ def test_the_byte_that_is_no_character_is_counted_from_the_start_of_the_text(mon
   monkeypatch.setattr(tokenizers, '_PIECE', 5)
   with pytest.raises(UserError, match='byte 18 of the text is not UTF-8'):
     learn_tokenizer('characters', [b'one two three four\xff'], 0)
+
+
+def test_a_text_of_the_command_line_that_is_not_utf8_is_bytes_or_refused(made):
+  text = os.fsdecode(b'Ma\xe9')
+  if made.kind == 'bytes':
+    assert made.encode_text(text).tolist() == [*b'Ma\xe9']
+  else:
+    with pytest.raises(UserError, match='byte 2 of the text is not UTF-8'):
+      made.encode_text(text)
+  assert made.encode_text('Maß').tolist() == made.encode('Maß'.encode()).tolist()
+  with pytest.raises(UserError, match=r"the text has '\\ud83d', which is half a character; expected"):
+    made.encode_text('Ma\ud83d')
 
 
 def test_mistakes_say_what_to_do():

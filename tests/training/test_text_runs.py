@@ -149,11 +149,21 @@ def test_a_trained_model_goes_on_beyond_its_length_without_its_text(finished, se
     ('THE', '', "lacks the characters 'E', 'H', 'T'"),
     ('the cat ' * 10, '', r'prompt 0 has 80 tokens.*room for 24'),
     ('the', 'cat', "--stop='cat' is 3 tokens"),
+    ('caf\udce9', '', 'byte 3 of the text is not UTF-8'),
+    ('the', '\udce9', 'byte 0 of the text is not UTF-8'),
   ],
 )
 def test_what_can_not_be_written_is_said(finished, prompt, stop, said):
   with pytest.raises(UserError, match=said):
     write_texts(finished[0], [prompt], 5, Sampling(), stop=stop)
+
+
+@pytest.mark.slow
+def test_a_prompt_that_is_not_utf8_is_continued_by_a_model_of_bytes(make, tmp_path):
+  train(make(**{'data.tokenizer': 'bytes', 'train.epochs': 0.02}), tmp_path / 'run', QUIET, ONE)
+  flags = [f'--workdir={tmp_path}/run', '--prompt=caf\udce9', '--count=3', '--temperature=0']
+  ((status, printed, errors),) = run_each([('hbf/cli/generate.py', *flags)])
+  assert (status, errors) == (0, '') and printed.startswith(r'caf\udce9') and len(printed) > len(r'caf\udce9\n')
 
 
 def test_a_stage_that_can_not_be_causal_is_refused_before_anything_is_written(make, tmp_path):
@@ -242,6 +252,7 @@ def test_prompts_are_edited_in_python_as_by_the_command(edited, finished, few):
   ('prompt', 'answer', 'said'),
   [
     (PROMPT, 'quiz', "answer 'quiz': the vocabulary lacks the characters 'i', 'q', 'u', 'z'"),
+    (PROMPT, 'caf\udce9', r"answer 'caf\\udce9': byte 3 of the text is not UTF-8"),
     ('', ANSWER, 'the prompt is empty'),
     (PROMPT, '', 'the answer is empty'),
     ('the ' * 6, ANSWER, 'prompt and answer have 29 tokens: the model reads at most 24'),

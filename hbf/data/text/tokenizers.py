@@ -53,6 +53,22 @@ class Tokenizer(abc.ABC):
       UserError: there is no token for a part of the text.
     """
 
+  def encode_text(self, text: str) -> np.ndarray:
+    """Return the tokens of a text that a user gave as characters, int32 [n].
+
+    A byte of a command line that is not UTF-8 is a surrogate in `text`. It is encoded as the byte that it was.
+
+    Raises:
+      UserError: there is no token for a part of the text, or the text has another surrogate.
+    """
+    try:
+      content = text.encode(errors='surrogateescape')
+    except UnicodeEncodeError as error:
+      raise UserError(
+        f'the text has {text[error.start]!r}, which is half a character; expected text that UTF-8 can hold: remove it'
+      ) from None
+    return self.encode(content)
+
   @abc.abstractmethod
   def decode(self, tokens: Sequence[int]) -> bytes:
     """Return the text that the tokens stand for."""
