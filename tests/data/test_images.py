@@ -1,4 +1,6 @@
 import io
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -38,6 +40,9 @@ def _half_transparent(mode):
     image.putpalette([0, 0, 0, 0, 0, 0])
     image.putpixel((1, 0), 1)
     return image, {'transparency': 1}
+  if mode in ('L', 'I;16'):  # a gray level says that a pixel is transparent
+    levels = np.array([[0, 7]], np.uint8 if mode == 'L' else np.uint16)
+    return Image.fromarray(levels), {'transparency': 7}
   image = Image.new(mode, (2, 1))
   black = (0,) * (len(image.getbands()) - 1)
   image.putpixel((0, 0), (*black, 255))
@@ -45,12 +50,32 @@ def _half_transparent(mode):
   return image, {}
 
 
-@pytest.mark.parametrize('mode', ['P', 'LA', 'RGBA'])
+@pytest.mark.parametrize('mode', ['L', 'I;16', 'P', 'LA', 'RGBA'])
 @pytest.mark.parametrize('channels', [1, 3])
 def test_what_is_transparent_is_white(mode, channels, tmp_path):
   image, options = _half_transparent(mode)
   image.save(tmp_path / 'a.png', **options)
   np.testing.assert_array_equal(_decode(tmp_path / 'a.png', channels)[0], [[0] * channels, [255] * channels])
+
+
+def _png_of_16_bits(kind, *levels):
+  """Return a PNG of one pixel with these levels. Pillow can't write it. The kind is PNG's color type."""
+
+  def chunk(name, content):
+    return struct.pack('>I', len(content)) + name + content + struct.pack('>I', zlib.crc32(name + content))
+
+  head = struct.pack('>IIBBBBB', 1, 1, 16, kind, 0, 0, 0)
+  row = zlib.compress(b'\0' + struct.pack(f'>{len(levels)}H', *levels))
+  return b'\x89PNG\r\n\x1a\n' + chunk(b'IHDR', head) + chunk(b'IDAT', row) + chunk(b'IEND', b'')
+
+
+@pytest.mark.parametrize(
+  ('kind', 'levels', 'found'),
+  [(0, [0x10FF], [17] * 3), (2, [0x10FF, 0, 0x1000], [16, 0, 16]), (4, [0x10FF, 0xFFFF], [16] * 3)],
+)
+def test_only_gray_levels_of_16_bits_are_rounded(kind, levels, found):
+  content = _png_of_16_bits(kind, *levels)
+  assert codec.decode_file('a.png', channels=3, size=None, content=content).tolist() == [[found]]
 
 
 def test_two_levels_and_cmyk(tmp_path):
@@ -165,6 +190,8 @@ def test_tiles_are_converted_as_the_whole(mode, monkeypatch):
   image = Image.fromarray(noise.view(np.uint16)[..., 0]) if mode == 'I;16' else Image.fromarray(noise).convert(mode)
   if mode == 'P':
     image.info['transparency'] = 3
+  if mode == 'I;16':
+    image.info['transparency'] = image.getpixel((6, 5))
   whole = np.asarray(codec._convert(image, 'RGB'))
   monkeypatch.setattr(codec, '_TILE', 4)
   np.testing.assert_array_equal(codec._convert(image, 'RGB'), whole)

@@ -39,8 +39,9 @@ def decode(
 
   Args:
     file: a path, or a file open for reading.
-    channels: channels of the result, 1 (gray) or 3 (RGB). Images of other kinds are converted. Levels of 16 bits are
-      rounded to 8 bits, and transparent pixels get a white background.
+    channels: channels of the result, 1 (gray) or 3 (RGB). Images of other kinds are converted. Gray levels of 16
+      bits are rounded to 8 bits. Of colors of 16 bits, and of gray levels with opacity, Pillow keeps the high byte.
+      Transparent pixels get a white background.
     size: height and width of the result in pixels. The shorter side is resized to `size` (bilinear, antialiased), and
       the square in the center is cut out. None keeps the stored size.
     formats: Pillow's names of the formats to try.
@@ -79,7 +80,9 @@ def _convert(image: Image.Image, mode: str) -> Image.Image:
 def _convert_tile(image: Image.Image, mode: str) -> Image.Image:
   if image.mode.startswith('I;16') or (image.mode == 'I' and image.format == 'PPM'):
     # Pillow would clip at 255. Samples are 0 … 65535 here, for PPM too, and 65535 / 255 = 257.
-    return Image.fromarray(((np.asarray(image, np.uint32) + 128) // 257).astype(np.uint8)).convert(mode)
+    levels = np.asarray(image, np.uint32)
+    rounded = np.where(levels == image.info.get('transparency', -1), 255, (levels + 128) // 257)
+    return Image.fromarray(rounded.astype(np.uint8)).convert(mode)
   if image.mode in ('I', 'F'):
     raise ValueError('samples of 32 bits, not 8 or 16')
   if image.has_transparency_data:
