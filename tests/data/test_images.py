@@ -4,7 +4,7 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import EpsImagePlugin, Image
+from PIL import EpsImagePlugin, Image, ImageOps
 
 from hbf.data.images import codec
 from hbf.errors import UserError
@@ -86,16 +86,26 @@ def test_two_levels_and_cmyk(tmp_path):
 
 
 @pytest.mark.parametrize('kind', ['jpg', 'png', 'webp', 'tiff'])
-def test_images_are_turned_upright(kind, tmp_path):
+@pytest.mark.parametrize('orientation', range(10))  # 1 to 8 have a meaning
+def test_images_are_turned_upright(kind, orientation, tmp_path):
   pixels = np.zeros((16, 32, 3), np.uint8)
-  pixels[:, 16:] = 255  # The stored image is white on the right.
-  image = Image.fromarray(pixels)
+  pixels[:8, 16:] = 255  # The stored image is white at the top right.
   exif = Image.Exif()
-  exif[_ORIENTATION] = 6  # Viewers rotate the image by 90 degrees clockwise.
-  image.save(tmp_path / f'a.{kind}', exif=exif, quality=95)
-  found = _decode(tmp_path / f'a.{kind}').astype(int)
-  assert found.shape == (32, 16, 3)
-  assert (abs(found - np.rot90(pixels, -1).astype(int)) < 8).all()
+  exif[_ORIENTATION] = orientation
+  Image.fromarray(pixels).save(tmp_path / f'a.{kind}', exif=exif, quality=95)
+  found = _decode(tmp_path / f'a.{kind}')
+  assert found.shape == ((32, 16, 3) if orientation in (5, 6, 7, 8) else (16, 32, 3))
+  if orientation == 6:  # Viewers rotate the image by 90 degrees clockwise.
+    assert (abs(found.astype(int) - np.rot90(pixels, -1)) < 8).all()
+  with Image.open(tmp_path / f'a.{kind}') as image:
+    np.testing.assert_array_equal(found, ImageOps.exif_transpose(image).convert('RGB'))
+
+
+def test_an_image_is_turned_even_if_other_exif_data_are_wrong(tmp_path):
+  entries = struct.pack('<HHII', _ORIENTATION, 3, 1, 6) + struct.pack('<HHI4s', 0x011A, 2, 3, b'72')  # text, no ratio
+  exif = b'Exif\0\0II*\0' + struct.pack('<IH', 8, 2) + entries + bytes(4)
+  Image.new('RGB', (6, 4)).save(tmp_path / 'a.jpg', exif=exif)
+  assert _decode(tmp_path / 'a.jpg').shape == (6, 4, 3)
 
 
 def test_tfds_images_stay_as_tfds_shows_them():

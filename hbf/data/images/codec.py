@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import IO, NamedTuple, Self
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image
 
 from hbf.errors import UserError
 
@@ -25,6 +25,16 @@ _TILE = 1024  # Side of a tile in pixels. Tiles save memory, because a conversio
 # An image whose long side is more than this many times its short side is cropped before it is resized, to save
 # memory. Other images are resized whole: a crop's position is rounded, which changes some pixels by a level.
 _MOST_ASPECT = 16
+# How to turn an image upright, by the orientation that its EXIF data say. 1 stands for upright.
+_TURNS = {
+  2: Image.Transpose.FLIP_LEFT_RIGHT,
+  3: Image.Transpose.ROTATE_180,
+  4: Image.Transpose.FLIP_TOP_BOTTOM,
+  5: Image.Transpose.TRANSPOSE,
+  6: Image.Transpose.ROTATE_270,
+  7: Image.Transpose.TRANSVERSE,
+  8: Image.Transpose.ROTATE_90,
+}
 _ENDS = {'JPEG': b'\xff\xd9', 'MPO': b'\xff\xd9', 'PNG': b'IEND\xae\x42\x60\x82'}  # last bytes of a whole file
 _STARTS = {'JPEG': b'\xff\xd8\xff', 'PNG': b'\x89PNG\r\n\x1a\n'}
 
@@ -156,8 +166,17 @@ def decode_file(path: str, *, channels: int, size: int | None, content: bytes | 
     UserError: the file is not an image in one of the `FORMATS`, is damaged, or has more than `MOST_PIXELS`.
   """
   with _open(path, content) as image:
-    ImageOps.exif_transpose(image, in_place=True)
-    return _to_array(image, channels, size)
+    return _to_array(_upright(image), channels, size)
+
+
+def _upright(image: Image.Image) -> Image.Image:
+  """Return an image, turned upright as its EXIF data say.
+
+  `ImageOps.exif_transpose` turns it too, but it also writes the EXIF data anew. This fails if another entry is wrong.
+  """
+  image.load()  # EXIF data may follow the pixels.
+  turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+  return image if turn is None else image.transpose(turn)
 
 
 def resize(image: np.ndarray, size: int) -> np.ndarray:
