@@ -151,16 +151,21 @@ class Service:
     top = _top(request, len(classes))
     async with self._image(request) as image:
       logits = await self._batcher.logits(image)
-    self._count[200] += 1
-    return JSONResponse(form.to_json(form.answer(classes, logits, top)), headers=HEADERS)
+      if not np.isfinite(logits).all():
+        raise Refused(500, 'the outputs of the model for this image are not finite: serve another checkpoint')
+      return self._answer(form.to_json(form.answer(classes, logits, top)))
 
   async def _patches(self, request: Request) -> Response:
     if self._explain is None:
       raise Refused(404, 'this server does not look for training patches: start it with --patches')
     async with self._image(request) as image:
-      found = await self._batcher.in_thread(self._explain, image)
+      return self._answer({'centers': await self._batcher.in_thread(self._explain, image)})
+
+  def _answer(self, content: dict[str, Any]) -> Response:
+    """Return an answer, and count it. Call this inside `_image`, which refuses what can't be written as JSON."""
+    response = JSONResponse(content, headers=HEADERS)
     self._count[200] += 1
-    return JSONResponse({'centers': found}, headers=HEADERS)
+    return response
 
   @contextlib.asynccontextmanager
   async def _image(self, request: Request) -> AsyncIterator[np.ndarray]:
@@ -195,7 +200,7 @@ class Service:
   async def _read(self, request: Request) -> bytes:
     """Return the body of a request. Raise `Refused` if it is compressed, too large or too slow."""
     most, seconds = self._limits.bytes, self._limits.seconds
-    if request.headers.get('content-encoding', 'identity') != 'identity':
+    if request.headers.get('content-encoding', 'identity').lower() != 'identity':
       raise Refused(415, f'{NAME} is compressed (Content-Encoding): send the image file as it is')
     too_large = Refused(413, f'{NAME} has more than {most:,} bytes: send a smaller image')
     if int(request.headers.get('content-length', 0)) > most:
@@ -215,7 +220,7 @@ class Service:
   async def _refuse(self, request: Request, refused: Any) -> Response:
     self._count[refused.status] += 1
     client = request.client.host if request.client else 'unknown'
-    cause = f' [{" ".join(str(refused.__cause__).split())}]' if refused.status == 500 else ''
+    cause = f' [{" ".join(str(refused.__cause__).split())}]' if refused.status == 500 and refused.__cause__ else ''
     log.warning('refused %d %s %s: %s%s', refused.status, client, request.url.path, refused.reason, cause)
     return Refusal(refused, 0 if hasattr(request.state, 'whole') else self._limits.seconds)
 

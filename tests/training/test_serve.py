@@ -1,5 +1,6 @@
 """The web server by itself: the command in a process of its own, asked over the loopback address."""
 
+import asyncio
 import concurrent.futures
 import http.client
 import json
@@ -14,8 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hbf.tasks import answers
 from hbf.training.export import from_run
-from hbf.training.predict import answer, of_trained
+from hbf.training.predict import Classifier, answer, of_trained
 
 SECONDS, BYTES, QUEUE = 2.0, 100_000, 4
 
@@ -121,6 +123,7 @@ def test_the_page_and_the_health_address(server):
     ('POST', '/predict', b'hello', {}, 400, 'is not an image that can be read'),
     ('POST', '/predict?top=0', b'hello', {}, 400, "top is '0': expected a whole number"),
     ('POST', '/predict', b'hello', {'content-encoding': 'gzip'}, 415, 'is compressed'),
+    ('POST', '/predict', b'hello', {'content-encoding': 'Identity'}, 400, 'is not an image that can be read'),
     ('POST', '/predict', bytes(10**8), {}, 413, 'has more than 100,000 bytes'),
     ('POST', '/predict', [bytes(10**5)] * 100, {}, 413, 'has more than 100,000 bytes'),  # without a length
     ('POST', '/patches', b'hello', {}, 404, 'start it with --patches'),
@@ -135,6 +138,42 @@ def test_wrong_requests_are_told_so_and_logged_in_a_line(server, method, path, b
   assert found == status and said in json.loads(content)['error']
   assert answered['content-type'] == 'application/json'
   assert server.says(said) and server.log.read_text().count('\n') == lines + 1
+
+
+async def ask_in_process(service, method, path, body):
+  """Return the status and the JSON of the answer of a service that runs in this process."""
+  said = []
+
+  async def receive():
+    return {'type': 'http.request', 'body': body}
+
+  async def send(message):
+    said.append(message)
+
+  scope = {'type': 'http', 'method': method, 'path': path, 'query_string': b'', 'headers': []}
+  await service.application()(scope, receive, send)
+  return said[0]['status'], json.loads(b''.join(message.get('body', b'') for message in said))
+
+
+@pytest.mark.parametrize('form', [answers.LIKELIEST_CLASSES, answers.VALUES])
+def test_outputs_that_are_not_finite_are_refused_and_not_counted_as_answers(form, tmp_path, caplog):
+  from hbf.serving.application import Limits, Service
+  from hbf.serving.batcher import Batcher
+
+  shape, image = (2, 2, 1), read(make_images(tmp_path, 1)[0])
+  classifier = Classifier(('a', 'b'), shape, lambda images: np.full((len(images), 2), np.nan), form)
+  batcher = Batcher(classifier.logits, shape, batch=1)
+  service = Service(classifier, {}, batcher, Limits(), None)
+
+  async def ask():
+    async with batcher.open():
+      return [await ask_in_process(service, *request) for request in requests]
+
+  requests = [('POST', '/predict', image), ('GET', '/health', b'')]
+  (status, refusal), (_, health) = asyncio.run(ask())
+  assert status == 500 and 'outputs of the model for this image are not finite: serve' in refusal['error']
+  assert health['requests'] == {'500': 1}
+  assert ['None' in record.getMessage() for record in caplog.records] == [False]
 
 
 HEAD = b'POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n'
