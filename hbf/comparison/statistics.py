@@ -11,7 +11,7 @@ import numpy as np
 
 LEVEL = 0.95
 SEEDS = 3  # fewest seeds of an arm for an interval that covers the seeds
-BLOCKS = 10  # number of blocks of consecutive examples into which a text is divided
+BLOCKS = 10  # largest number of blocks of consecutive examples into which a text is divided
 DRAWS = 50_000
 
 
@@ -100,11 +100,11 @@ def differences(arms: Sequence[np.ndarray], length: int = 1, draws: int = DRAWS)
 
 
 def block_length(examples: int) -> int:
-  """Return the number of examples in a block of a text: a tenth of the text.
+  """Return the number of examples in a block of a text: a tenth of the text, rounded up.
 
   Neighboring windows of a text are similar, so the differences between models are correlated over more than 60
   windows. So blocks must be long. But an interval needs several blocks: Schmeiser 1982 advises 10 to 30 for any
-  correlation.
+  correlation. The length is rounded up, so there are about ten blocks. A short text has fewer: 11 examples, 5.5.
   """
   return math.ceil(examples / BLOCKS)
 

@@ -87,6 +87,11 @@ def test_a_block_is_a_tenth_of_a_text(examples, expected):
   assert block_length(examples) == expected
 
 
+def test_a_text_has_at_most_ten_blocks_and_a_long_text_about_ten():
+  blocks = [examples / block_length(examples) for examples in range(1, 2000)]
+  assert max(blocks) == 10 and min(blocks[80:]) == 9 and blocks[:11] == [*range(1, 11), 5.5]
+
+
 def test_a_text_of_one_window_has_no_interval():
   (found,) = differences([normal(1, 1), normal(1, 1, seed=1)], block_length(1))
   assert bounds(found) == (None, None)
