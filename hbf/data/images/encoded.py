@@ -156,7 +156,8 @@ def _number_classes(
   for split, labels in stored.items():
     for index, label in enumerate(labels):
       if kind not in (int, str) or type(label) is not kind or label not in number:
-        expected = f'one of the {len(classes)} classes of train' if kind is str else f'0 to {len(classes) - 1}'
+        known = f'one of the {len(classes)} classes of train' if kind is str else f'0 to {len(classes) - 1}'
+        expected = known if type(label) in (int, str) else 'a whole number or a name'
         raise UserError(
           f'{where(split, index)} has the label {label!r}; expected {expected}: change the label, or remove the image'
         )
