@@ -381,6 +381,8 @@ IMAGES, LABELS, *TEST = arrays(8, 4)
     ({'y_train': LABELS / 2}, 'y_train has type float64: expected whole numbers'),
     ({'y_train': LABELS - 1}, 'y_train has label -1: expected 0 or more'),
     ({'y_train': 0 * LABELS}, 'y_train has label 0 only'),
+    ({'y_train': 0 * LABELS + 1}, 'y_train has label 1 only: expected two classes or more'),
+    ({'y_train': 0 * LABELS, 'class_names': ('a', 'b')}, 'y_train has label 0 only'),
     ({'y_test': TEST[1] + 7}, 'y_test has label [78]: expected 0 to 1, for 2 classes'),
     ({'y_train': LABELS + 1, 'class_names': ('a', 'b')}, 'y_train has label 2: expected 0 to 1'),
     ({'class_names': 'ab'}, "class_names is 'ab': expected two texts"),

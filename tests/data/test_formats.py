@@ -175,6 +175,11 @@ def test_columns_of_usual_names_and_bytes_need_no_description(tmp_path):
   [
     ({'labels': (0, 1, -1, 1)}, r'train\.parquet: row 0 of row group 1 has the label -1; expected 0 to 2'),
     ({'labels': (0, None, 1, 1)}, r'row 1 of row group 0 has the label None; expected a whole number or a name'),
+    (
+      {'labels': (1, 1, 1, 1)},
+      r'train\.parquet: row 0 of row group 0 has the label 1, and so have all images of train',
+    ),
+    ({'labels': [*'aaaa'], 'described': False}, r"has the label 'a', and so have all images of train; expected two"),
     ({'labels': (0.5, 1.0, 2.0, 1.0)}, r'train\.parquet has double in column label; expected whole numbers or names'),
     ({'images': [*'abcd']}, r'train\.parquet has struct<bytes: string.* in column image; expected encoded images'),
     ({'images': [], 'labels': []}, r'train\.parquet has null in|struct.*in column image'),
@@ -269,6 +274,7 @@ def test_numbers_are_labels_and_other_members_are_not_used(tmp_path):
       {'0.png': IMAGES[0], '0.json': b'{"label": true}'},
       r'0\.png has the label True; expected a whole number or a name',
     ),
+    ({'0.png': IMAGES[0], '0.cls': b'1'}, r'0\.png has the label 1, and so have all images of train; expected two'),
     ({'0.png': IMAGES[0], '0.cls': b'-1'}, r'0\.png has the label -1; expected 0 to 0'),
     ({'0.png': IMAGES[0], '0.jpg': IMAGES[0]}, r'0\.jpg has the key of 0\.png; expected one image for each key'),
     ({'0.txt': b'', '0.cls': b'0'}, r'train-0\.tar has no image; expected KEY\.jpg'),

@@ -174,9 +174,9 @@ def _checked_classes(
   """
   names = None if class_names is None else _names(class_names)
   y_train = _class_numbers('y_train', stored['train'], 'x_train', images['train'], names)
+  if y_train.min() == y_train.max():
+    raise UserError(f'y_train has label {y_train[0]} only: expected two classes or more; every answer would be right')
   names = tuple(map(str, range(int(y_train.max()) + 1))) if names is None else names
-  if len(names) < 2:
-    raise UserError('y_train has label 0 only: expected two classes or more; every answer would be right')
   return names, {
     split: _class_numbers(f'y_{split}', y, f'x_{split}', images[split], names) for split, y in stored.items()
   }

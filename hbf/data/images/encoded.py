@@ -143,7 +143,8 @@ def _number_classes(
     where: a function from split and index to the name of an example for messages.
 
   Raises:
-    UserError: a class is of another type, or is not a class of `train` or `names`. The message names the example.
+    UserError: a class is of another type, or is not a class of `train` or `names`. The message names the example. Or
+      all examples of `train` have one class.
   """
   train = stored['train']
   kind = type(train[0])
@@ -161,4 +162,9 @@ def _number_classes(
         raise UserError(
           f'{where(split, index)} has the label {label!r}; expected {expected}: change the label, or remove the image'
         )
+  if len(set(train)) < 2:
+    raise UserError(
+      f'{where("train", 0)} has the label {train[0]!r}, and so have all images of train; expected two classes or '
+      'more: add images of another class'
+    )
   return classes, {split: np.array([number[label] for label in labels], np.int64) for split, labels in stored.items()}
