@@ -386,6 +386,7 @@ IMAGES, LABELS, *TEST = arrays(8, 4)
     ({'y_test': TEST[1] + 7}, 'y_test has label [78]: expected 0 to 1, for 2 classes'),
     ({'y_train': LABELS + 1, 'class_names': ('a', 'b')}, 'y_train has label 2: expected 0 to 1'),
     ({'class_names': 'ab'}, "class_names is 'ab': expected two texts"),
+    ({'class_names': np.array(3)}, r'class_names is array\(3\): expected two texts or more'),
     ({'class_names': ('a', 'a')}, 'all different'),
   ],
 )

@@ -170,6 +170,14 @@ def test_columns_of_usual_names_and_bytes_need_no_description(tmp_path):
     opened('parquet', tmp_path, splits=('test', ''))
 
 
+@pytest.mark.parametrize('about', [b'[' * 10**5, b'{"info": {"features": [1]}}', b'3', b'{"info": 3}', b'\xff'])
+def test_a_description_of_columns_that_is_no_such_thing_counts_as_none(about, tmp_path):
+  table = pa.table({'image': IMAGES, 'label': [0, 1, 0, 1]}).replace_schema_metadata({'huggingface': about})
+  for split in ('train', 'test'):
+    pq.write_table(table, tmp_path / f'{split}.parquet')
+  assert opened('parquet', tmp_path, splits=('test', '')).classes == ('0', '1')
+
+
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
@@ -265,6 +273,7 @@ def test_numbers_are_labels_and_other_members_are_not_used(tmp_path):
     ({'0.png': IMAGES[0]}, r'train-0\.tar: 0\.png has no label; expected 0\.cls with a number'),
     ({'0.png': IMAGES[0], '0.cls': b'cat'}, r'0\.png has no label in 0\.cls; expected a whole number'),
     ({'0.png': IMAGES[0], '0.json': b'{"name": 1}'}, r'0\.png has no label in 0\.json; expected .*"label"'),
+    ({'0.png': IMAGES[0], '0.json': b'[' * 10**5}, r'0\.png has no label in 0\.json; expected .*"label"'),
     ({'0.png': IMAGES[0], '0.json': b'{"label": [1]}'}, r'0\.png has the label \[1\]; expected a whole number or'),
     (
       {'0.png': IMAGES[0], '0.json': b'{"label": 0.0}'},
@@ -311,6 +320,8 @@ def test_whole_images_in_a_tar_file_are_checked_without_decoding(roots, monkeypa
     ),
     ({'y_test': None}, r'a\.npz lacks y_test; expected an array y_… for each x_…'),
     ({'y_train': np.array([0, 1, -1])}, r'a\.npz: y_train has label -1'),
+    ({'class_names': np.array(3)}, r'a\.npz: class_names is 3: expected two texts or more'),
+    ({'class_names': np.array([['a', 'b']] * 3)}, r"a\.npz: class_names is \[\['a', 'b'\].*: expected two texts or"),
     ({'y_train': np.array([0, None, 1])}, r'a\.npz cannot be read \(Object arrays'),
   ],
 )

@@ -294,8 +294,11 @@ def _names(names: Any, least: int = 2) -> tuple[str, ...]:
   Raises:
     UserError: a name is not a text, two names are equal, or there are fewer than `least`.
   """
-  wrong = isinstance(names, str) or not all(isinstance(name, str) for name in names)
-  if wrong or len(set(names)) != len(names) or len(names) < least:
+  try:
+    found = () if isinstance(names, str) else tuple(names)
+  except TypeError:  # a single number, for example
+    found = ()
+  if len(found) < least or not all(isinstance(name, str) for name in found) or len(set(found)) != len(found):
     some = {1: 'one text', 2: 'two texts'}[least]
     raise UserError(f'class_names is {names!r}: expected {some} or more, all different, one for each label')
-  return tuple(names)
+  return found

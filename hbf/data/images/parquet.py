@@ -130,7 +130,7 @@ def open_parquet(request: DataRequest) -> Dataset:
 
 def _features(schema: Any) -> dict[str, dict[str, Any]]:
   """Return the descriptions of columns that the library `datasets` has stored in a file. {} if there are none."""
-  with contextlib.suppress(KeyError, TypeError, ValueError):
+  with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, RecursionError):
     features = json.loads(schema.metadata[b'huggingface'])['info']['features']
     return {name: about for name, about in features.items() if isinstance(about, dict)}
   return {}

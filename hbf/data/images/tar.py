@@ -152,7 +152,7 @@ def _label(image: str, key: str, found: Mapping[str, bytes]) -> Any:
   ending = min(found)
   try:
     return _LABELS[ending](found[ending])
-  except (ValueError, TypeError, KeyError):  # UnicodeDecodeError and JSONDecodeError are ValueErrors.
+  except (ValueError, TypeError, KeyError, RecursionError):  # UnicodeDecodeError and JSONDecodeError are ValueErrors.
     raise _wrong(image, f'has no label in {key}.{ending}', 'a whole number in .cls, "label" in .json') from None
 
 
