@@ -19,7 +19,7 @@ class TextCounts(flax.struct.PyTreeNode):
       rounding error of this sum; see `exact.add`.
     correct: int32 [T], number of tokens at each position to which the model gave the greatest probability.
     tokens: int32 [T], number of tokens at each position.
-    bytes: int32, number of bytes of all these tokens.
+    bytes: int32 [T], number of bytes of the tokens at each position. The sum over all positions may exceed int32.
   """
 
   nll: jax.Array
@@ -30,8 +30,8 @@ class TextCounts(flax.struct.PyTreeNode):
   @classmethod
   def zeros(cls, length: int) -> 'TextCounts':
     """Return counts that are all 0, for windows of `length` tokens."""
-    correct, tokens = (jnp.zeros(length, jnp.int32) for _ in range(2))  # separate arrays, as in `Counts`
-    return cls(jnp.zeros((2, length)), correct, tokens, jnp.zeros((), jnp.int32))
+    correct, tokens, size = (jnp.zeros(length, jnp.int32) for _ in range(3))  # separate arrays, as in `Counts`
+    return cls(jnp.zeros((2, length)), correct, tokens, size)
 
   def add(self, nll: jax.Array, correct: jax.Array, counted: jax.Array, sizes: jax.Array) -> 'TextCounts':
     """Return these counts plus the counts of a batch.
@@ -46,7 +46,7 @@ class TextCounts(flax.struct.PyTreeNode):
       nll=exact.add(self.nll, jnp.sum(nll, axis=0, where=counted)),
       correct=self.correct + jnp.sum(correct & counted, axis=0, dtype=jnp.int32),
       tokens=self.tokens + jnp.sum(counted, axis=0, dtype=jnp.int32),
-      bytes=self.bytes + jnp.sum(sizes, where=counted, dtype=jnp.int32),
+      bytes=self.bytes + jnp.sum(sizes, axis=0, where=counted, dtype=jnp.int32),
     )
 
 
@@ -59,7 +59,7 @@ def summarize_text(counts: TextCounts) -> dict[str, Any]:
   """
   c = jax.tree.map(np.asarray, jax.device_get(counts))
   nll, n = exact.value(c.nll), int(c.tokens.sum(dtype=np.int64))
-  total, correct, size = float(nll.sum()), int(c.correct.sum(dtype=np.int64)), int(c.bytes)
+  total, (correct, size) = float(nll.sum()), (int(count.sum(dtype=np.int64)) for count in (c.correct, c.bytes))
   return {
     'n': n,
     'correct': correct,

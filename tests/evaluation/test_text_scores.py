@@ -39,3 +39,11 @@ def test_sums_over_millions_of_tokens_stay_exact():
   found = summarize_text(jax.lax.fori_loop(0, steps, step, TextCounts.zeros(4)))
   assert found['n'] == 200 * steps
   assert found['token_nll'] == pytest.approx(float(np.float32(1.1)), rel=1e-7)
+
+
+def test_a_text_may_have_more_bytes_than_a_number_of_32_bits_holds():
+  """A few tokens of many bytes stand for many tokens."""
+  counted, sizes = np.ones((1, 4), bool), np.full((1, 4), 2**30, np.int32)
+  counts = jax.jit(TextCounts.add)(TextCounts.zeros(4), np.float32(sizes), counted, counted, sizes)
+  found = summarize_text(counts)
+  assert found['bytes'] == 2**32 and found['bits_per_byte'] == pytest.approx(1 / np.log(2))
