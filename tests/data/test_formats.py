@@ -359,6 +359,49 @@ def test_images_in_a_cache_are_the_same_and_are_not_decoded_again(name, roots, t
   np.testing.assert_array_equal(images[0], [plain.splits['train'][i][0] for i in range(11)])
 
 
+def write_split(name, root, split, files):
+  """Write the encoded images of a split, of two classes, in a format. Return what data.root is then."""
+  labels = [number % 2 for number in range(len(files))]
+  if name == 'parquet':
+    write_rows(root / f'{split}.parquet', files, labels)
+  elif name == 'webdataset':
+    write_tar(root / f'{split}.tar', members(files, labels))
+  elif name == 'image_folder':
+    for number, (file, label) in enumerate(zip(files, labels, strict=True)):
+      path = root / split / CLASSES[label] / f'{number}.png'
+      path.parent.mkdir(parents=True, exist_ok=True)
+      path.write_bytes(file)
+  else:
+    root.mkdir(exist_ok=True)
+    path = root / 'arrays.npz'
+    arrays = dict(np.load(path)) if path.exists() else {}
+    pixels = np.stack([np.asarray(Image.open(io.BytesIO(file))) for file in files])
+    np.savez(path, **arrays | {f'x_{split}': pixels, f'y_{split}': np.array(labels)})
+    return path
+  return root
+
+
+@pytest.mark.parametrize('name', ['image_folder', *FORMATS])
+def test_a_cache_has_no_old_image_in_place_of_one_that_has_changed(name, tmp_path, monkeypatch):
+  monkeypatch.setattr('hbf.data.pipeline.identity._SAMPLED', 1)  # the image that has changed is no sample
+  files, cache = [encoded(PIXELS + shift) for shift in range(6)], str(tmp_path / 'cache')
+  for changed in (files, [*files[:3], encoded(PIXELS // 64), *files[4:]]):
+    for split in ('train', 'test'):
+      root = write_split(name, tmp_path / 'data', split, files if split == 'test' else changed)
+    plain, found = (opened(name, root, 0, ('test', ''), cache=where).splits['train'] for where in ('', cache))
+    for index in range(6):
+      np.testing.assert_array_equal(found[index][0], plain[index][0])
+  assert len([*(tmp_path / 'cache').iterdir()]) == 2
+
+
+@pytest.mark.parametrize('name', FORMATS)
+def test_data_that_have_moved_keep_their_cache(name, roots, tmp_path):
+  (shutil.copytree if roots[name].is_dir() else shutil.copyfile)(roots[name], tmp_path / 'moved')
+  for root in (roots[name], tmp_path / 'moved'):
+    opened(name, root, cache=str(tmp_path / 'cache'))
+  assert len([*(tmp_path / 'cache').iterdir()]) == 1
+
+
 def test_another_size_has_another_cache_and_a_damaged_file_is_named(roots, tmp_path):
   for size in (8, 5):
     assert opened('parquet', roots['parquet'], size, cache=str(tmp_path)).splits['train'][0][0].shape == (

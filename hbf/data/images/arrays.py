@@ -1,6 +1,7 @@
 """Data sets in memory, from a user's own arrays."""
 
 import dataclasses
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -104,6 +105,10 @@ class ArraySource:
     They are the targets of all examples, and the images of the examples whose indices are in `sample`, int [n].
     """
     return (self.labels.tobytes(), self.images[sample].tobytes())
+
+  def stamp(self) -> bytes:
+    """Return a checksum of all images; see `hbf.data.images.sources.Stamped`."""
+    return hashlib.sha256(np.ascontiguousarray(self.images).data).digest()
 
 
 def from_arrays(data: ArrayData) -> Dataset:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 import os
 import pathlib
 from collections.abc import Iterable
@@ -12,7 +13,7 @@ import numpy as np
 from hbf.data.images import sources
 from hbf.data.images.archives import temporary
 from hbf.data.images.dataset import Dataset
-from hbf.data.images.sources import Source, Target
+from hbf.data.images.sources import Source, Stamped, Target
 from hbf.data.pipeline import host
 from hbf.data.pipeline.identity import identity
 from hbf.errors import UserError
@@ -64,13 +65,14 @@ def through_cache(dataset: Dataset, directory: str) -> Dataset:
   """Return a data set whose images are read from files in a folder. Write files that are missing.
 
   The files are in DIRECTORY/NAME-SHAPE-FINGERPRINT, so changed data, or images of another size, get files of their
-  own. A file gets its name only when it is complete.
+  own. If sources are `Stamped`, a checksum of their stamps follows. A file gets its name only when it is complete.
 
   Raises:
     UserError: an image can't be read, or the folder can't be written or has a damaged file.
   """
   shape = 'x'.join(map(str, dataset.image_shape))
-  folder = pathlib.Path(directory).expanduser() / f'{dataset.name}-{shape}-{identity(dataset)["fingerprint"][:32]}'
+  checksums = [identity(dataset)['fingerprint'][:32], *_stamps(dataset)]
+  folder = pathlib.Path(directory).expanduser() / '-'.join([dataset.name, shape, *checksums])
   try:
     folder.mkdir(parents=True, exist_ok=True)
     splits = {split: _through_file(source, str(folder / f'{split}.npy')) for split, source in dataset.splits.items()}
@@ -80,6 +82,12 @@ def through_cache(dataset: Dataset, directory: str) -> Dataset:
       'another folder, or to an empty text'
     ) from error
   return dataclasses.replace(dataset, splits=splits)
+
+
+def _stamps(dataset: Dataset) -> list[str]:
+  """Return a checksum of the stamps of the splits, in a list. [] if there is no stamp."""
+  stamps = [source.stamp() for _, source in sorted(dataset.splits.items()) if isinstance(source, Stamped)]
+  return [hashlib.sha256(b''.join(stamps)).hexdigest()[:16]] if stamps else []
 
 
 def _through_file(source: Source, path: str) -> CachedSource:

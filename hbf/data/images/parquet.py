@@ -71,6 +71,7 @@ class ParquetSource(EncodedSource):
     starts: index of the first example of each row group, then the number of all examples, int [g + 1].
     column: name of the column of images.
     memory: the cache of encoded images.
+    sizes: for each row group, the number of bytes of its encoded images in the file, int [g].
     labels: class of each image, int [n].
     size: as in `EncodedSource`.
     shape: as in `EncodedSource`.
@@ -80,6 +81,7 @@ class ParquetSource(EncodedSource):
   starts: np.ndarray
   column: str
   memory: RowGroups
+  sizes: np.ndarray
   labels: np.ndarray
   size: int | None = None
   shape: tuple[int, int] | None = None
@@ -102,6 +104,10 @@ class ParquetSource(EncodedSource):
   @override
   def facts(self) -> Iterator[bytes]:
     yield np.asarray(self.labels, '<i8').tobytes()
+
+  def stamp(self) -> bytes:
+    """Return the sizes of all row groups, which change with their images; see `hbf.data.images.sources.Stamped`."""
+    return self.sizes.astype('<i8').tobytes()
 
   def _place(self, index: int) -> tuple[tuple[str, int], int]:
     group = int(np.searchsorted(self.starts, index, 'right')) - 1
@@ -183,18 +189,27 @@ def _read_split(
   """
   groups: list[tuple[str, int]] = []
   labels: list[int | str] = []
-  starts = [0]
+  starts, sizes = [0], []
   for path in paths:
     with _open(path) as file:
       _require_type(path, file.schema_arrow, image, _is_image, 'encoded images (struct of bytes and path, or bytes)')
       _require_type(path, file.schema_arrow, label, _is_label, 'whole numbers or names of classes')
       for group in range(file.num_row_groups):
+        about = file.metadata.row_group(group)
         groups.append((path, group))
-        starts.append(starts[-1] + file.metadata.row_group(group).num_rows)
+        starts.append(starts[-1] + about.num_rows)
+        sizes.append(_stored_bytes(about, image))
       labels += file.read([label]).column(0).to_pylist()
   if not labels:
     raise UserError(f'{paths[0]} has no row; expected at least one image: write it again')
-  return ParquetSource(tuple(groups), np.array(starts), image, memory, np.full(len(labels), -1)), labels
+  unlabeled = np.full(len(labels), -1)
+  return ParquetSource(tuple(groups), np.array(starts), image, memory, np.array(sizes), unlabeled), labels
+
+
+def _stored_bytes(group: Any, column: str) -> int:
+  """Return the number of bytes of a column in a file, from pyarrow's description of a row group."""
+  parts = [group.column(index) for index in range(group.num_columns)]
+  return sum(part.total_compressed_size for part in parts if part.path_in_schema.split('.')[0] == column)
 
 
 def _require_type(path: str, schema: Any, column: str, fits: Any, expected: str) -> None:

@@ -72,6 +72,17 @@ class Stored(Protocol):
     """
 
 
+@runtime_checkable
+class Stamped(Protocol):
+  """A source that can tell quickly that images have changed which its fingerprint does not cover."""
+
+  def stamp(self) -> bytes:
+    """Return bytes that change if the stored images change.
+
+    They depend neither on the location of the data nor on the size that images are resized to.
+    """
+
+
 @dataclasses.dataclass(frozen=True)
 class Blank:
   """A source of black images of class 0, as a substitute for a data set that is not prepared."""
