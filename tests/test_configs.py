@@ -187,6 +187,7 @@ WRONG = {
   '--config=cifar11': "error: unknown data set 'cifar11': did you mean 'cifar10'?",
   '--config=configs/cifar10.py:model=vti': "error: unknown model 'vti': did you mean 'vit'?",
   '--config.model.width=-16': 'error: model.width is -16: expected a whole number of 1 or more',
+  '--config': 'error: --config needs a value',
   'epochs=3': "error: unexpected argument 'epochs=3'",
 }
 

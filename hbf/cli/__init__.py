@@ -10,7 +10,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 from ml_collections.config_flags.config_flags import is_config_flag
 
-from hbf.config.command_line import config_arguments, plain_errors
+from hbf.config.command_line import config_arguments, joined, plain_errors
 from hbf.errors import Notice, UserError, fail, in_one_line
 
 # A flag that is defined here belongs to the command that asks for it, and stands in that command's help.
@@ -148,6 +148,7 @@ def _parse(argv: Sequence[str]) -> list[str]:
 
 def take_overrides() -> list[str]:
   """Remove the flags --config.KEY=VALUE from the command line and return them, for a command that starts runs."""
+  sys.argv[:] = joined(sys.argv)
   overrides = [argument for argument in sys.argv if re.match(r'--?(no)?config\.', argument)]
   if wrong := [override for override in overrides if '=' not in override and '-noconfig.' not in override]:
     sys.exit(fail(f'{wrong[0]} needs a value: write {wrong[0]}=VALUE'))

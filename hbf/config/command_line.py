@@ -27,14 +27,31 @@ def read_config(arguments: Sequence[str]) -> ConfigDict:
   return resolve(values.config)
 
 
+def joined(arguments: Sequence[str]) -> list[str]:
+  """Return the arguments of a command line with --config=VALUE for --config VALUE. --config.KEY is treated alike."""
+  result: list[str] = []
+  for argument in arguments:
+    if result and re.fullmatch(r'--?config(\.[^=]+)?', result[-1]) and not re.match(r'--?[a-zA-Z]', argument):
+      result[-1] += f'={argument}'
+    else:
+      result.append(argument)
+  return result
+
+
 def config_arguments(arguments: Sequence[str]) -> list[str]:
   """Return the arguments of the command line in a form that ml_collections understands.
 
-  The value of --config is replaced by the result of `_resolve_config`. If a flag --config.KEY=VALUE is given several
-  times, only the last one is kept, because ml_collections would join the values of a key that takes a tuple.
+  The value of --config is replaced by the result of `_resolve_config`. A value may follow its flag after a space. If
+  a flag --config.KEY=VALUE is given several times, only the last one is kept, because ml_collections would join the
+  values of a key that takes a tuple.
+
+  Raises:
+    UserError: --config has no value.
   """
   last: dict[str, str] = {}
-  for number, argument in enumerate(arguments):
+  for number, argument in enumerate(joined(arguments)):
+    if re.fullmatch('--?config=?', argument):
+      raise UserError('--config needs a value: give a data set, such as --config=cifar10, or a config file')
     key = re.match(r'--?(config\.[^=]+)=', argument)
     name = key[1] if key else str(number)
     last.pop(name, None)
@@ -81,5 +98,7 @@ def plain_errors() -> Iterator[None]:
       raise UserError(f'{missing[1]} is not there: give a data set such as cifar10, or a config file') from error
     if missing := re.search(r'Flag (--\w+) must have a value other than None', str(error)):
       raise UserError(f'{missing[1]} is missing: write {missing[1]}=VALUE; --help lists the flags') from error
+    if missing := re.fullmatch(r'Missing value for flag (\S+)', str(error)):
+      raise UserError(f'{missing[1]} needs a value: write {missing[1]}=VALUE') from error
     # A mistake inside a config file arrives as text that ends in its own message.
     raise UserError(str(error).rpartition('UserError: ')[2]) from error

@@ -226,3 +226,9 @@ def test_a_key_without_a_value_is_one_line(monkeypatch, capsys):
   with pytest.raises(SystemExit, match='1'):
     cli.take_overrides()
   assert capsys.readouterr().err == 'error: --config.seed needs a value: write --config.seed=VALUE\n'
+
+
+def test_the_value_of_a_key_may_follow_after_a_space(monkeypatch):
+  monkeypatch.setattr(sys, 'argv', ['compare', '--config', 'digits', '--config.model.width', '8', '--seeds', '0'])
+  assert cli.take_overrides() == ['--config.model.width=8']
+  assert sys.argv == ['compare', '--config=digits', '--seeds', '0']
