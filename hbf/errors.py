@@ -5,6 +5,7 @@ import functools
 import os
 import select
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -20,6 +21,21 @@ def fail(message: str) -> int:
   """Print a line 'error: …' on stderr; return the exit status 1."""
   print('error:', ' '.join(message.split()), file=sys.stderr)
   return 1
+
+
+def mistake(path: str | os.PathLike[str], error: Exception, said: str = '') -> UserError:
+  """Return an error that names the line of a user's Python file in which another error was raised.
+
+  Args:
+    path: the path of the file.
+    error: the other error.
+    said: what is wrong and what to do. '': the type and the message of the other error.
+  """
+  frames = traceback.extract_tb(error.__traceback__)
+  lines = [frame.lineno for frame in frames if os.path.abspath(frame.filename) == os.path.abspath(path)]
+  where = f'{path}, line {lines[-1]}' if lines else str(path)
+  raised = ': '.join([type(error).__name__, *str(error).strip().splitlines()[-1:]])
+  return UserError(f'{where}: {said or f"{raised}: correct the file"}')
 
 
 class Notice(UserWarning):

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import app, flags, logging
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 from ml_collections.config_flags.config_flags import is_config_flag
 
-from hbf.config.command_line import config_arguments, joined, plain_errors
+from hbf.config import command_line
 from hbf.errors import Notice, UserError, fail, in_one_line
 
 # A flag that is defined here belongs to the command that asks for it, and stands in that command's help.
@@ -24,7 +24,7 @@ def define_config(default: str) -> flags.FlagHolder[ConfigDict]:
   if not any(re.match(r'--?config(=|$)', argument) for argument in sys.argv):
     sys.argv.insert(1, f'--config={default}')
   about = f'DATA[:model=…,recipe=…,size=…,task=…]: the name of a data set, or a file. Default: {default}.'
-  return config_flags.DEFINE_config_file('config', None, about)
+  return command_line.define_config(about)
 
 
 def define_workdir(required: bool = True) -> flags.FlagHolder[str]:
@@ -137,18 +137,15 @@ def _report_unraisable(unraisable: Any) -> None:
 def _parse(argv: Sequence[str]) -> list[str]:
   has_config = 'config' in flags.FLAGS and is_config_flag(flags.FLAGS['config'])
   try:
-    with plain_errors():
-      rest = flags.FLAGS(config_arguments(argv) if has_config else argv)
-      if has_config:
-        flags.FLAGS.config.to_dict()  # raises if the file could not be read
-      return rest
+    with command_line.plain_errors():
+      return flags.FLAGS(command_line.config_arguments(argv) if has_config else argv)
   except UserError as error:
     sys.exit(fail(str(error)))
 
 
 def take_overrides() -> list[str]:
   """Remove the flags --config.KEY=VALUE from the command line and return them, for a command that starts runs."""
-  sys.argv[:] = joined(sys.argv)
+  sys.argv[:] = command_line.joined(sys.argv)
   overrides = [argument for argument in sys.argv if re.match(r'--?(no)?config\.', argument)]
   if wrong := [override for override in overrides if '=' not in override and '-noconfig.' not in override]:
     sys.exit(fail(f'{wrong[0]} needs a value: write {wrong[0]}=VALUE'))

@@ -3,12 +3,19 @@
 import contextlib
 import pathlib
 import re
+import runpy
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from hbf.errors import UserError
+from hbf.errors import UserError, mistake
+
+# A flag that `define_config` defines belongs to the module that calls it.
+flags.disclaim_key_flags()
+
+_KEYS = '`python -m hbf.config.reference` lists all keys'
 
 
 def read_config(arguments: Sequence[str]) -> ConfigDict:
@@ -18,13 +25,74 @@ def read_config(arguments: Sequence[str]) -> ConfigDict:
     UserError: a file, key or value is wrong.
   """
   argv, values = ['', *config_arguments(arguments)], flags.FlagValues()
-  config_flags.DEFINE_config_file('config', None, '', flag_values=values, sys_argv=argv)
+  define_config('', values, argv)
   with plain_errors():
     values(argv)
-    values.config.to_dict()
   from hbf.config.resolve import resolve  # slow: it imports the networks, and help texts need no config
 
   return resolve(values.config)
+
+
+def define_config(
+  about: str, values: flags.FlagValues = flags.FLAGS, argv: list[str] | None = None
+) -> flags.FlagHolder[ConfigDict]:
+  """Define the flag --config=DATA[:arguments], and the overrides --config.KEY=VALUE.
+
+  Args:
+    about: the help of the flag.
+    values: the flags to which these are added.
+    argv: the command line, as `config_arguments` returns it. None: that of the process.
+  """
+  holder = config_flags.DEFINE_config_file('config', None, about, flag_values=values, sys_argv=argv)
+  values['config'].parser = _Parser()  # that of ml_collections knows files only, and reports no errors in them
+  return holder
+
+
+class _Parser(flags.ArgumentParser):
+  """The parser of --config=DATA[:arguments].
+
+  DATA is the path of a config file. Or it is a data set: its NAME, or configs/NAME.py, even if there is no such file.
+  """
+
+  def parse(self, argument: str) -> ConfigDict:
+    """Return the config of DATA. It is locked, so no key can be added."""
+    data, colon, arguments = argument.partition(':')
+    path, name = pathlib.Path(data).expanduser(), re.fullmatch(r'(?:\./)?configs/(\w+)\.py|(\w+)', data)
+    if path.is_file():
+      config = _of_file(path, [arguments] if colon else [])
+    else:
+      from hbf.config import datasets
+
+      if name is None or (name[1] and name[1] not in datasets.DATASETS):
+        raise UserError(f'--config={data} is no file: give a data set such as cifar10, or a config file')
+      config = datasets.get_config(f'{name[1] or name[2]}:{arguments}')
+    return config.lock()
+
+
+def _of_file(path: pathlib.Path, arguments: Sequence[str]) -> ConfigDict:
+  """Return the config of a user's file: the result of its function `get_config`, which gets `arguments`."""
+  such = "a config, such as that of hbf.get_config('cifar10')"
+  try:
+    get_config: Any = runpy.run_path(str(path)).get('get_config')
+    if get_config is None:
+      raise UserError(f'{path} has no function get_config: write one that returns {such}')
+    config = get_config(*arguments)
+  except UserError:
+    raise
+  except Exception as error:
+    raise mistake(path, error, _unknown_key(error)) from error
+  if not isinstance(config, ConfigDict):
+    raise UserError(f'get_config in {path} returns a {type(config).__name__}: expected {such}')
+  return config
+
+
+def _unknown_key(error: Exception) -> str:
+  """Return a message if ml_collections raised this error for an unknown key. Else return ''."""
+  text = str(error)
+  key = re.search(r'Key "(\w+)" does|mean "\w+" instead of "(\w+)"|to lookup: ([\w.]+)|^"\'(\w+)\'"$', text)
+  near = re.search(r'mean "(\w+)"', text)
+  hint = f'did you mean {near[1]!r}? ' if near else ''
+  return f'unknown config key {key[key.lastindex or 0]!r}: {hint}{_KEYS}' if key else ''
 
 
 def joined(arguments: Sequence[str]) -> list[str]:
@@ -41,9 +109,8 @@ def joined(arguments: Sequence[str]) -> list[str]:
 def config_arguments(arguments: Sequence[str]) -> list[str]:
   """Return the arguments of the command line in a form that ml_collections understands.
 
-  The value of --config is replaced by the result of `_resolve_config`. A value may follow its flag after a space. If
-  a flag --config.KEY=VALUE is given several times, only the last one is kept, because ml_collections would join the
-  values of a key that takes a tuple.
+  A value may follow its flag after a space. If a flag --config.KEY=VALUE is given several times, only the last one is
+  kept, because ml_collections would join the values of a key that takes a tuple.
 
   Raises:
     UserError: --config has no value.
@@ -56,31 +123,7 @@ def config_arguments(arguments: Sequence[str]) -> list[str]:
     name = key[1] if key else str(number)
     last.pop(name, None)
     last[name] = argument
-  return [_resolve_argument(argument) for argument in last.values()]
-
-
-def _resolve_argument(argument: str) -> str:
-  """Return an argument. In --config=VALUE, replace the value by the result of `_resolve_config`."""
-  flag, equals, config = argument.partition('=')
-  return f'{flag}={_resolve_config(config)}' if equals and flag.strip('-') == 'config' else argument
-
-
-def _resolve_config(config: str) -> str:
-  """Return a value of --config that ml_collections understands, for the value that the user gave.
-
-  The user gives DATA[:arguments]. If DATA is the path of a config file, the user's value is returned unchanged. DATA
-  may also be a data set: its NAME, or configs/NAME.py, even if there is no such file. Then the result is
-  FILE:NAME[:arguments], where FILE is the module with the configs of all data sets.
-  """
-  path, colon, arguments = config.partition(':')
-  name = re.fullmatch(r'(?:\./)?configs/(\w+)\.py|(\w+)', path)
-  if name is None or pathlib.Path(path).is_file():
-    return config
-  from hbf.config import datasets
-
-  if name[1] and name[1] not in datasets.DATASETS:
-    return config
-  return f'{datasets.__file__}:{name[1] or name[2]}{colon}{arguments}'
+  return list(last.values())
 
 
 @contextlib.contextmanager
@@ -88,17 +131,15 @@ def plain_errors() -> Iterator[None]:
   """Open a context in which errors of absl and ml_collections for wrong flags become UserErrors."""
   try:
     yield
-  except (KeyError, AttributeError) as error:
-    key, near = re.search(r'\w+', str(error)), re.search(r'mean "(\w+)"', str(error))
-    hint = f'did you mean {near[1]!r}? ' if near else ''
-    where = '`python -m hbf.config.reference` lists all keys'
-    raise UserError(f'unknown config key {key and key[0]!r}: {hint}{where}') from error
-  except (flags.Error, UserError, TypeError, OSError) as error:
-    if missing := re.search(r"No such file or directory: '(.+?)'", str(error)):
-      raise UserError(f'{missing[1]} is not there: give a data set such as cifar10, or a config file') from error
+  except UserError:
+    raise
+  except flags.Error as error:
+    if isinstance(error.__context__, UserError):  # absl writes the flag and its value before our message
+      raise error.__context__ from None
     if missing := re.search(r'Flag (--\w+) must have a value other than None', str(error)):
       raise UserError(f'{missing[1]} is missing: write {missing[1]}=VALUE; --help lists the flags') from error
     if missing := re.fullmatch(r'Missing value for flag (\S+)', str(error)):
       raise UserError(f'{missing[1]} needs a value: write {missing[1]}=VALUE') from error
-    # A mistake inside a config file arrives as text that ends in its own message.
-    raise UserError(str(error).rpartition('UserError: ')[2]) from error
+    raise UserError(str(error)) from error
+  except (AttributeError, LookupError, TypeError, ValueError) as error:
+    raise UserError(_unknown_key(error) or f'a flag --config.KEY is wrong: {error}: {_KEYS}') from error

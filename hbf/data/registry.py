@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hbf.data.images.targets import CLASSES
-from hbf.errors import UserError
+from hbf.errors import UserError, mistake
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,13 +66,18 @@ def find(name: str) -> Registered | None:
   file is imported first. So commands and the processes that read images find a data set that such a file registers.
 
   Raises:
-    UserError: the file does not register this name.
+    UserError: the file does not register this name, or it raises an error.
   """
   path = pathlib.Path(f'{name}.py')
   if name not in REGISTERED and name.isidentifier() and path.is_file() and b'register_dataset' in path.read_bytes():
     if os.getcwd() not in sys.path:  # The script `hbf` does not search the working folder.
       sys.path.insert(0, os.getcwd())
-    importlib.import_module(name)
+    try:
+      importlib.import_module(name)
+    except UserError:
+      raise
+    except Exception as error:
+      raise mistake(path, error) from error
     if name not in REGISTERED:
       raise UserError(
         f'{path} does not register {name}; expected the data set to have the name of its file: call '

@@ -82,6 +82,9 @@ def test_wrong_names_and_files_are_refused(tmp_path):
   (tmp_path / 'shapes.py').write_text("import hbf\nhbf.register_dataset('shape', print)")
   with pytest.raises(UserError, match=r'shapes\.py does not register shapes; expected .*rename the file'):
     open_it('shapes')
+  (tmp_path / 'forms.py').write_text('import hbf\nhbf.register_dataset(NAME, print)')
+  with pytest.raises(UserError, match=r"^forms\.py, line 2: NameError: name 'NAME' is not defined: correct the file"):
+    open_it('forms')
   (tmp_path / 'other.py').write_text("raise AssertionError('imported')")
   with pytest.raises(UserError, match=r"unknown data set 'other'.*no other\.py in the working folder registers it"):
     open_it('other')
