@@ -229,8 +229,9 @@ def edit(
       for a run of task next_token.
     answers: name or index of the right class of each image, [N]. Or the text that should follow each prompt.
     among: images whose answers should not change, in the same form as `examples`. None: up to 20,000 training images.
-      Each call of this function then reads them, which takes a minute or less on a CPU. With prompts, `among` must be
-      None: the answers that should not change are the next tokens at up to 20,000 positions of the training text.
+      Each call of this function then reads them, which takes a minute or less on a CPU. A run on arrays in memory
+      needs `among`, such as its `x_train`. With prompts, `among` must be None: the answers that should not change are
+      the next tokens at up to 20,000 positions of the training text.
     reach: radius of a center's ball, divided by a distance. The distance is from the center to the nearest image of
       `among` (or position of the training text) whose answer is not the new one. With a reach of at most 1, the ball
       contains no such image or position.
@@ -257,6 +258,8 @@ def edit(
     raise UserError(f'answers has {count} entries for {len(checked)} images: expected one for each image')
   if run.learned:
     raise UserError('the run has learned classes, which edits can not join yet: load the run without them')
+  if among is None:
+    run._check_stored('hbf.edit', 'among=x_train')
   kept = guarded_images(run.workdir, run.config) if among is None else run._checked(among)
   model, params = unedited(run.model, run.params)
   reader = Reader.of(model, params, run.task)
@@ -293,7 +296,8 @@ def learn(run: 'Run', images: Any, labels: Sequence[str], *, among: tuple[Any, S
     labels: the name of the class of each image, [N].
     among: a pair: n images of the trained classes, in the form of `images`, and the index of each image's class, [n].
       Each trained class needs at least two images. None: up to 20,000 training images. The first call for a run then
-      reads these images, which takes a minute or less on a CPU.
+      reads these images, which takes a minute or less on a CPU. A run on arrays in memory needs `among`, such as its
+      `(x_train, y_train)`.
 
   Returns:
     The run with the new classes. Its `predict` returns the probabilities of trained classes and then of new classes.
@@ -311,6 +315,8 @@ def learn(run: 'Run', images: Any, labels: Sequence[str], *, among: tuple[Any, S
   reader, trained = Reader.of(model, params, run.task), run._images.class_names
   learned = run.learned
   if learned is None:
+    if among is None:
+      run._check_stored('hbf.learn', 'among=(x_train, y_train)')
     known = labeled_images(run.workdir, run.config) if among is None else (run._checked(among[0]), np.array(among[1]))
     learned = nothing_learned(reader, *known, len(trained), run.step, run.average)
   sources = [f'image {number}' for number in range(len(checked))]
@@ -514,6 +520,10 @@ class Run:
         f'{what} needs classes, and the run in {self.workdir} has task {self.config.task}: give a run of task '
         'classification'
       )
+
+  def _check_stored(self, what: str, remedy: str) -> None:
+    if self.config.data.name == NAME:
+      raise UserError(f'{what} needs training images, and {self.workdir} does not hold them: give {remedy}')
 
   def _checked(self, images: Any) -> np.ndarray:
     return to_images('images', images, self._images.image_shape, 'as in training')

@@ -317,8 +317,18 @@ def test_other_arrays_than_the_runs_are_refused(trained):
   for message, data in others.items():
     with pytest.raises(ValueError, match=f'{message}.*give the same arrays'):
       hbf.evaluate(trained[0], data=data)
-  with pytest.raises(ValueError, match='give the arrays as data='):
-    hbf.load(trained[0]).evaluate('test')
+
+
+def test_a_run_on_arrays_says_where_each_call_gets_them(trained):
+  run, images = hbf.load(trained[0]), DATA.x_test[:1]
+  calls = {
+    r'give the arrays as data=.*; commands need a run on array_files': lambda: run.evaluate('test'),
+    r'hbf.edit needs training images.*: give among=x_train$': lambda: hbf.edit(run, images, ['above']),
+    r'hbf.learn needs training.*: give among=\(x_train, y_train\)$': lambda: hbf.learn(run, images, ['beside']),
+  }
+  for message, call in calls.items():
+    with pytest.raises(ValueError, match=message):
+      call()
 
 
 def newest(workdir):

@@ -193,7 +193,8 @@ def _open_prepared(request: DataRequest) -> Dataset:
 def _refuse_arrays(request: DataRequest) -> Dataset:
   """Raise UserError: no config can say where arrays in memory are, so the caller must give them."""
   raise UserError(
-    f'the data set is {request.name} in memory, not in a folder: give the arrays as data=hbf.ArrayData(…)'
+    f'the data set is {request.name} in memory, not in a folder: in Python, give the arrays as '
+    'data=hbf.ArrayData(…); commands need a run on array_files, the data set of arrays in a file'
   )
 
 
