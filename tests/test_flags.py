@@ -1,9 +1,11 @@
 """Tests of commands that use argparse: a wrong flag gives one line, and ~ is the home folder."""
 
+import contextlib
 import importlib
 import pathlib
 
 import pytest
+from absl import flags
 
 from hbf import cli
 from hbf.arguments import Parser
@@ -61,3 +63,24 @@ def test_a_notice_is_one_line():
   line = cli._format_warning(found.message, found.category, found.filename, found.lineno)
   assert line == 'warning: images/val is not used\n'
   assert 'a.py:3: UserWarning' in cli._format_warning(UserWarning('other'), UserWarning, 'a.py', 3)
+
+
+@pytest.mark.parametrize(
+  ('given', 'refused'),
+  [
+    ([], ''),
+    (['--prune'], 'prune'),
+    (['--noprune'], ''),
+    (['--prune', '--tune=3'], ''),
+    (['--space=a'], 'space'),
+    (['--space=a', '--tune=0'], 'space'),
+  ],
+)
+def test_a_flag_that_does_nothing_without_another_is_refused(given, refused):
+  values = flags.FlagValues()
+  tune = flags.DEFINE_integer('tune', 0, '', flag_values=values)
+  prune = flags.DEFINE_boolean('prune', False, '', flag_values=values)
+  space = flags.DEFINE_multi_string('space', [], '', flag_values=values)
+  values(['compare', *given])
+  with pytest.raises(UserError, match=f'--{refused} needs --tune') if refused else contextlib.nullcontext():
+    cli.refuse_idle((prune, tune), (space, tune))

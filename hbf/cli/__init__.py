@@ -151,3 +151,17 @@ def take_overrides() -> list[str]:
     sys.exit(fail(f'{wrong[0]} needs a value: write {wrong[0]}=VALUE'))
   sys.argv[:] = [argument for argument in sys.argv if argument not in overrides]
   return overrides
+
+
+def refuse_idle(*pairs: tuple[flags.FlagHolder[Any], flags.FlagHolder[Any]]) -> None:
+  """Refuse flags that do nothing without another flag.
+
+  Args:
+    *pairs: a flag and the other one that it needs.
+
+  Raises:
+    UserError: a flag is given, but not as --noFLAG, and the other flag is not given.
+  """
+  for flag, other in pairs:
+    if flag.present and flag.value is not False and not other.value:
+      raise UserError(f'--{flag.name} needs --{other.name}: add it, or leave --{flag.name} out')

@@ -88,6 +88,8 @@ def main(argv: Sequence[str]) -> int:
   Return 1 if a run failed, else 0, also after a signal.
   """
   del argv
+  if not REPORT.value:  # the flags of a search may stay, so that --report can be added to any command
+    cli.refuse_idle((SPACE, TUNE), (SAMPLER, TUNE), (PRUNE, TUNE), (SPLIT, REPORT))
   import jax
 
   from hbf.comparison import tune

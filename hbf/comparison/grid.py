@@ -251,8 +251,11 @@ def _parse_arm(text: str, config: str, overrides: Sequence[str]) -> Arm:
   path, colon, arguments = config.partition(':')
   if re.search(r'(^|,)model=', arguments):
     raise UserError(f'config {config!r} names a model: give models with --arm=MODEL')
+  keys = (*overrides, *(f'--config.{option}' for option in options))
+  if seeds := [key for key in keys if re.match(r'--?config\.seed=', key)]:
+    raise UserError(f'arm {label} has {seeds[0]}, but the seeds of the runs come from --seeds: leave {seeds[0]} out')
   given = f'--config={path}:' + ','.join(filter(None, [f'model={model}', arguments]))
-  return Arm(pathlib.Path(path).stem, label, (given, *overrides, *(f'--config.{option}' for option in options)))
+  return Arm(pathlib.Path(path).stem, label, (given, *keys))
 
 
 def _match_arms(arms: Sequence[Arm], first: Arm, request: Comparison) -> list[Arm]:

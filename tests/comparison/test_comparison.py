@@ -26,6 +26,7 @@ from hbf.comparison.table import read_rows
 from hbf.comparison.tune import Trial
 from hbf.errors import UserError
 from hbf.training.workdir import load_config, read_predictions
+from tests.commands import run_each
 
 ROOT = pathlib.Path(__file__).parents[2]
 TOY = ('--config.model.width=16', '--config.model.depth=1', '--config.model.heads=2', '--config.train.epochs=2.0')
@@ -232,3 +233,12 @@ def test_the_value_of_a_key_may_follow_after_a_space(monkeypatch):
   monkeypatch.setattr(sys, 'argv', ['compare', '--config', 'digits', '--config.model.width', '8', '--seeds', '0'])
   assert cli.take_overrides() == ['--config.model.width=8']
   assert sys.argv == ['compare', '--config=digits', '--seeds', '0']
+
+
+def test_a_flag_that_would_do_nothing_is_refused_before_anything_runs(tmp_path):
+  needs = {'space=seed=1|2': 'tune', 'sampler=random': 'tune', 'prune': 'tune', 'split=validation': 'report'}
+  commands = [['hbf/cli/compare.py', f'--workdir={tmp_path / "grid"}', f'--{flag}'] for flag in needs]
+  for ended, (flag, needed) in zip(run_each(commands), needs.items(), strict=True):
+    name = flag.partition('=')[0]
+    assert ended == [1, '', f'error: --{name} needs --{needed}: add it, or leave --{name} out\n']
+  assert not (tmp_path / 'grid').exists()

@@ -44,9 +44,7 @@ def asked_of(digits_dir):
 
 
 def test_an_arm_is_a_train_command(grid_of):
-  grid = grid_of(
-    'vit', 'wide-gelu: vit model.stage2.activation=gelu model.dropout=0.1', overrides=['--config.seed=7']
-  )
+  grid = grid_of('vit', 'wide-gelu: vit model.stage2.activation=gelu model.dropout=0.1')
   arm = grid.arms[1]
   assert (arm.group, arm.label, arm.run_name(3)) == ('digits', 'wide-gelu', 'digits-wide-gelu-3')
   config = arm.config(3)
@@ -137,6 +135,7 @@ def test_the_memos_table_is_six_arms_with_its_figures(monkeypatch):
     (['vti'], "unknown model 'vti': did you mean 'vit'"),
     (['a: vit model.stage2.hiden=3'], "unknown config key 'hiden': did you mean 'hidden'"),
     (['a: vit gelu'], "'gelu' is not key=value"),
+    (['vit', 'a: vit seed=3'], 'arm a has --config.seed=3, but the seeds of the runs come from --seeds: leave'),
     (['a b: vit'], 'needs a label of letters'),
     (['../up: vit'], 'needs a label of letters'),
     (['vit', 'a: vit model.heads=5'], 'heads'),
@@ -148,6 +147,12 @@ def test_the_memos_table_is_six_arms_with_its_figures(monkeypatch):
 def test_wrong_arms_are_refused(grid_of, arms, message):
   with pytest.raises(UserError, match=message):
     grid_of(*arms)
+
+
+@pytest.mark.parametrize('flag', ['--config.seed=7', '-config.seed=7'])
+def test_a_seed_for_all_arms_is_refused_because_each_run_has_its_own(grid_of, flag):
+  with pytest.raises(UserError, match=f'arm vit has {flag}, but the seeds of the runs come from --seeds'):
+    grid_of('vit', overrides=[flag])
 
 
 def test_wrong_configs_are_refused(grid_of):
