@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -27,6 +27,7 @@ from hbf.editing.learn import learn_images, nothing_learned
 from hbf.errors import UserError
 from hbf.models.generation import Sampling
 from hbf.models.language import LanguageModel
+from hbf.options import whole
 from hbf.tasks.registry import on_images
 from hbf.training import loop, pretrained
 from hbf.training.callbacks import Callback
@@ -112,15 +113,18 @@ def train(
   """
   if not isinstance(config, ConfigDict):
     raise UserError(f"config is {config!r}: expected a ConfigDict, as hbf.get_config('cifar10') returns it")
-  for callback in callbacks:
-    if not callable(callback):
-      raise UserError(f'callbacks has {callback!r}: expected functions of step, metrics and state')
+  if not isinstance(callbacks, Iterable):
+    raise UserError(f'callbacks is {callbacks!r}: expected a list of functions, such as callbacks=[log]')
+  functions, chosen = [*callbacks], _devices(devices)
+  for function in functions:
+    if not callable(function):
+      raise UserError(f'callbacks has {function!r}: expected functions of step, metrics and state')
   address, dataset = _address(workdir), _dataset(data)
   if dataset is not None:
     config = _of_arrays(config)
   console = Console(stderr=True, quiet=not progress)
   with mirrored(address, console) as folder:
-    return loop.train(config, folder, console, devices, dataset=dataset, callbacks=callbacks, guest=True)
+    return loop.train(config, folder, console, chosen, dataset=dataset, callbacks=functions, guest=True)
 
 
 @quiet()
@@ -153,10 +157,13 @@ def evaluate(
     ValueError: the folder is not a run folder or has no such checkpoint or split, or the data differ from the run's
       data.
   """
+  chosen = _devices(devices)
+  if edits and not isinstance(edits, bool | Edits):
+    raise UserError(f'edits is {edits!r}: expected True for those in the run folder, False, or the edits of a run')
   folder, dataset = local_copy(_address(workdir)), _dataset(data)
   if dataset is not None:
     _check_on_images(load_config(folder), f'the run in {folder}')
-  return evaluate_workdir(folder, str(checkpoint), split, devices, average, dataset=dataset, edits=edits).result
+  return evaluate_workdir(folder, str(checkpoint), split, chosen, average, dataset=dataset, edits=edits).result
 
 
 @quiet()
@@ -183,6 +190,8 @@ def load(
     ValueError: the folder is not a run folder or has no such checkpoint. Or edits or learned classes are asked for,
       and the folder has none that were made for this checkpoint.
   """
+  if device is not None and not isinstance(device, jax.Device):
+    raise UserError(f"device is {device!r}: expected a device, such as jax.devices('cpu')[0]")
   folder, where = local_copy(_address(workdir)), jax.devices()[0] if device is None else device
   restored = restore(folder, str(checkpoint), [where], average, stored_data(folder))
   run = Run(folder, restored.config, restored.model, restored.params, restored.step, restored.task, average, where)
@@ -247,15 +256,17 @@ def edit(
       gives the right answer. Or the example already has an edit. Or the run has learned classes, or is a language
       model without centers in stage 2 of its last block.
   """
-  count = len(answers)
+  _check_run(run)
   if run.config.task == 'next_token':
-    if isinstance(examples, str) or isinstance(answers, str) or len(examples) != count or among is not None:
+    counts = _count(examples), _count(answers)
+    if None in counts or counts[0] != counts[1] or among is not None:
       raise UserError('expected a list of prompts, a list of as many answers, and no images')
+    if wrong := [text for text in (*examples, *answers) if not isinstance(text, str)]:
+      raise UserError(f'prompts and answers have {wrong[0]!r}: expected texts')
     return _edit_texts(run, examples, answers, reach, text_edits.MARGIN if margin is None else margin)
   run._check_classifies('hbf.edit')
   checked = run._checked(examples)
-  if isinstance(answers, str) or count != len(checked):
-    raise UserError(f'answers has {count} entries for {len(checked)} images: expected one for each image')
+  _check_one_each('answers', answers, checked)
   if run.learned:
     raise UserError('the run has learned classes, which edits can not join yet: load the run without them')
   if among is None:
@@ -265,7 +276,7 @@ def edit(
   reader = Reader.of(model, params, run.task)
   edits = no_edits(reader, run.config, run.step, run.average, kept) if run.edits is None else run.edits
   editor = ImageEditor(reader, run.classes, kept, edits)
-  sources = [f'image {number}' for number in range(count)]
+  sources = [f'image {number}' for number in range(len(checked))]
   editor.edit(checked, answers, sources, reach, image_edits.MARGIN if margin is None else margin)
   return run.with_edits(editor.edits)
 
@@ -305,10 +316,10 @@ def learn(run: 'Run', images: Any, labels: Sequence[str], *, among: tuple[Any, S
   Raises:
     ValueError: an image has a wrong shape, a class exists already, or the run has edits.
   """
+  _check_run(run)
   run._check_classifies('hbf.learn')
   checked = run._checked(images)
-  if isinstance(labels, str) or len(labels) != len(checked):
-    raise UserError(f'labels has {len(labels)} entries for {len(checked)} images: expected one for each image')
+  _check_one_each('labels', labels, checked)
   if run.edits:
     raise UserError('the run has edits, which learned classes can not join yet: load the run without edits')
   model, params = unextended(run.model, run.params)
@@ -375,10 +386,9 @@ class Run:
     Raises:
       ValueError: the images have another shape, type or range, or the run is not on images.
     """
+    whole(1).check('batch_size', batch_size)
     checked = self._checked(images)
     size = min(batch_size, len(checked))
-    if size < 1:
-      raise UserError(f'batch_size is {batch_size}: expected 1 or more')
     found = []
     for start in range(0, len(checked), size):
       batch = checked[start : start + size]
@@ -544,6 +554,38 @@ def _address(workdir: Any) -> str | os.PathLike[str]:
   if not isinstance(workdir, str | os.PathLike) or not str(workdir):
     raise UserError(f'workdir is {workdir!r}: expected a folder, such as "runs/c10"')
   return workdir
+
+
+def _devices(devices: Any) -> list[jax.Device] | None:
+  """Return the devices as a list, and None as None. Raise UserError unless there are devices, all different."""
+  if devices is None:
+    return None
+  listed = [*devices] if isinstance(devices, Iterable) else []
+  if not listed or not all(isinstance(device, jax.Device) for device in listed) or len({*listed}) < len(listed):
+    raise UserError(f'devices is {devices!r}: expected a list of different devices, such as jax.devices()[:1]')
+  return listed
+
+
+def _check_run(run: Any) -> None:
+  if not isinstance(run, Run):
+    raise UserError(f"run is {run!r}: expected a loaded run, such as hbf.load('runs/c10')")
+
+
+def _count(values: Any) -> int | None:
+  """Return the number of entries of a list or an array. None for a text, and for what has no entries."""
+  try:
+    return None if isinstance(values, str) else len(values)
+  except TypeError:
+    return None
+
+
+def _check_one_each(name: str, values: Any, images: np.ndarray) -> None:
+  """Raise UserError unless the argument `name` has an entry for each image."""
+  count = _count(values)
+  if count is None:
+    raise UserError(f'{name} is {values!r}: expected a list with an entry for each image')
+  if count != len(images):
+    raise UserError(f'{name} has {count} entries for {len(images)} images: expected one for each image')
 
 
 def _dataset(data: Any) -> Dataset | None:

@@ -303,8 +303,9 @@ def test_a_loaded_run_predicts_and_evaluates(trained):
     ValueError, match=r'images has shape \[40, 8, 8\]: expected \[N, 8, 8, 1\], as in training: add'
   ):
     run.predict(DATA.x_test[..., 0])
-  with pytest.raises(ValueError, match='batch_size is 0'):
-    run.predict(DATA.x_test, batch_size=0)
+  for size in (0, None, 2.5, True):
+    with pytest.raises(ValueError, match=f'batch_size is {size}: expected a whole number of 1 or more'):
+      run.predict(DATA.x_test, batch_size=size)
 
 
 def test_other_arrays_than_the_runs_are_refused(trained):
@@ -411,6 +412,7 @@ def test_bad_arguments_of_runs_are_named_and_nothing_is_written(tmp_path):
   text = hbf.get_config('text')
   calls = {
     r"config is 'cifar10': expected a ConfigDict": lambda: hbf.train('cifar10', workdir),
+    r'callbacks is <function.*: expected a list of functions': lambda: train(config, workdir, callbacks=arrays),
     'data is a tuple: expected hbf.ArrayData': lambda: hbf.train(config, workdir, arrays()),
     r'callbacks has 3: expected functions': lambda: train(config, workdir, callbacks=[3]),
     'workdir is None: expected a folder': lambda: train(config, None),
@@ -420,12 +422,38 @@ def test_bad_arguments_of_runs_are_named_and_nothing_is_written(tmp_path):
     "unknown recipe 'laptob': did you mean 'laptop'": lambda: hbf.get_config('cifar10', recipe='laptob'),
     "model is 'vit,recipe=memo': expected a name": lambda: hbf.get_config('cifar10', model='vit,recipe=memo'),
     'is not the workdir of a run': lambda: hbf.load(workdir),
+    r"device is 'cpu': expected a device, such as jax.devices\('cpu'\)\[0\]": lambda: hbf.load(workdir, device='cpu'),
+    "edits is 'x': expected True": lambda: hbf.evaluate(workdir, edits='x'),
+    r"run is 'm': expected a loaded run, such as hbf.load": lambda: hbf.edit('m', IMAGES, [0]),
+    r"run is 'n': expected a loaded run, such as hbf.load": lambda: hbf.learn('n', IMAGES, ['a']),
     'not the workdir of a run': lambda: hbf.evaluate(workdir),
   }
   for message, call in calls.items():
     with pytest.raises(ValueError, match=message):
       call()
   assert not workdir.exists()
+
+
+@pytest.mark.parametrize('devices', ['cpu', [0], [], ONE[0], ONE * 2])
+def test_devices_are_a_list_of_different_devices(devices, tmp_path):
+  for call in (functools.partial(hbf.train, tiny(), tmp_path / 'run', DATA), functools.partial(hbf.evaluate, 'run')):
+    with pytest.raises(ValueError, match=r'^devices is .*: expected a list of different devices, such as'):
+      call(devices=devices)
+  assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize(
+  ('answers', 'message'),
+  [
+    (3, 'answers is 3: expected a list with an entry for each image'),
+    ('above', "answers is 'above': expected a list with an entry for each image"),
+    (np.array(1), r'answers is array\(1\): expected a list'),
+    ([0, 1], 'answers has 2 entries for 1 images: expected one for each image'),
+  ],
+)
+def test_answers_are_a_list_with_an_entry_for_each_image(trained, answers, message):
+  with pytest.raises(ValueError, match=message):
+    hbf.edit(hbf.load(trained[0]), DATA.x_test[:1], answers, among=DATA.x_train)
 
 
 def test_get_config_is_what_the_flag_gives():

@@ -26,6 +26,7 @@ from hbf.editing.editor import (
 )
 from hbf.editing.guard import Reader, measure_metric
 from hbf.errors import UserError, choose
+from hbf.options import whole
 from hbf.tasks.classification import Classification
 from hbf.training.edits import Edits
 from hbf.training.edits_file import edits_if_any
@@ -106,7 +107,7 @@ class ImageEditor(Editor):
     if isinstance(label, str):
       choose('label', label, dict.fromkeys(self.classes))
       return self.classes.index(label)
-    if not 0 <= label < len(self.classes):
+    if label not in whole(0, len(self.classes) - 1):
       raise UserError(f'label is {label}: expected 0 to {len(self.classes) - 1}, or the name of a class')
     return int(label)
 

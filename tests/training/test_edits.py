@@ -129,6 +129,8 @@ def test_wrong_edits(run, images, wanted, edited):
     hbf.edit(run, images[:1], ['cat'], among=images)
   with pytest.raises(UserError, match='label is 10: expected 0 to 9'):
     hbf.edit(run, images[:1], [10], among=images)
+  with pytest.raises(UserError, match=r'label is 1\.5: expected 0 to 9, or the name of a class'):
+    hbf.edit(run, images[:1], [1.5], among=images)
   with pytest.raises(UserError, match='answers has 2 entries for 1 images'):
     hbf.edit(run, images[:1], [1, 2], among=images)
   with pytest.raises(UserError, match='reach is 0'):

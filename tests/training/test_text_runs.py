@@ -246,6 +246,10 @@ def test_prompts_are_edited_in_python_as_by_the_command(edited, finished, few):
   assert run.generate([PROMPT], 5, temperature=0) == [ANSWER]
   with pytest.raises(UserError, match='expected a list of prompts'):
     hbf.edit(run, PROMPT, [ANSWER])
+  with pytest.raises(UserError, match='expected a list of prompts'):
+    hbf.edit(run, 3, [ANSWER])
+  with pytest.raises(UserError, match='prompts and answers have 3: expected texts'):
+    hbf.edit(run, [PROMPT], [3])
 
 
 @pytest.mark.parametrize(
