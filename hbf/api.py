@@ -23,7 +23,7 @@ from hbf.editing import text as text_edits
 from hbf.editing.edit import ImageEditor, guarded_images, labeled_images, no_edits
 from hbf.editing.editor import REACH
 from hbf.editing.guard import Reader
-from hbf.editing.learn import learn_images, nothing_learned
+from hbf.editing.learn import check_names, learn_images, nothing_learned
 from hbf.errors import UserError
 from hbf.models.generation import Sampling
 from hbf.models.language import LanguageModel
@@ -271,7 +271,7 @@ def edit(
     raise UserError('the run has learned classes, which edits can not join yet: load the run without them')
   if among is None:
     run._check_stored('hbf.edit', 'among=x_train')
-  kept = guarded_images(run.workdir, run.config) if among is None else run._checked(among)
+  kept = guarded_images(run.workdir, run.config) if among is None else run._checked(among, 'among')
   model, params = unedited(run.model, run.params)
   reader = Reader.of(model, params, run.task)
   edits = no_edits(reader, run.config, run.step, run.average, kept) if run.edits is None else run.edits
@@ -314,7 +314,8 @@ def learn(run: 'Run', images: Any, labels: Sequence[str], *, among: tuple[Any, S
     The run with the new classes. Its `predict` returns the probabilities of trained classes and then of new classes.
 
   Raises:
-    ValueError: an image has a wrong shape, a class exists already, or the run has edits.
+    ValueError: an image has a wrong shape, a label is not a text, a class exists already, or the run has edits. Or
+      `among` is no pair of images and classes.
   """
   _check_run(run)
   run._check_classifies('hbf.learn')
@@ -323,12 +324,13 @@ def learn(run: 'Run', images: Any, labels: Sequence[str], *, among: tuple[Any, S
   if run.edits:
     raise UserError('the run has edits, which learned classes can not join yet: load the run without edits')
   model, params = unextended(run.model, run.params)
-  reader, trained = Reader.of(model, params, run.task), run._images.class_names
-  learned = run.learned
+  reader, trained, learned = Reader.of(model, params, run.task), run._images.class_names, run.learned
+  check_names(labels, trained, learned)
+  given = None if among is None else run._labeled('among', among)
   if learned is None:
-    if among is None:
+    if given is None:
       run._check_stored('hbf.learn', 'among=(x_train, y_train)')
-    known = labeled_images(run.workdir, run.config) if among is None else (run._checked(among[0]), np.array(among[1]))
+    known = given or labeled_images(run.workdir, run.config)
     learned = nothing_learned(reader, *known, len(trained), run.step, run.average)
   sources = [f'image {number}' for number in range(len(checked))]
   return run.with_learned(learn_images(reader, trained, learned, checked, labels, sources))
@@ -535,8 +537,18 @@ class Run:
     if self.config.data.name == NAME:
       raise UserError(f'{what} needs training images, and {self.workdir} does not hold them: give {remedy}')
 
-  def _checked(self, images: Any) -> np.ndarray:
-    return to_images('images', images, self._images.image_shape, 'as in training')
+  def _labeled(self, name: str, pair: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return images of trained classes, and the class of each, int64 [n]. Raise UserError if the pair is not that."""
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+      raise UserError(f'{name} is a {type(pair).__name__}: expected a pair, (images, the class of each image)')
+    images, numbers = self._checked(pair[0], f'{name}[0]'), whole(0, len(self._images.classes) - 1)
+    _check_one_each(f'{name}[1]', pair[1], images)
+    for label in (labels := np.asarray(pair[1]).tolist()):
+      numbers.check(f'a class in {name}[1]', label)
+    return images, np.array(labels)
+
+  def _checked(self, images: Any, name: str = 'images') -> np.ndarray:
+    return to_images(name, images, self._images.image_shape, 'as in training')
 
   @functools.cached_property
   def _outputs(self) -> Callable[[Any, jax.Array], jax.Array]:

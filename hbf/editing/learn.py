@@ -9,6 +9,7 @@ of the same trained class are near to each other.
 import dataclasses
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -70,19 +71,29 @@ def learn_images(
     sources: the name of each image, [n]. The result lists it as a source of its class.
 
   Raises:
-    UserError: a name in `labels` is already the name of a class.
+    UserError: `check_names` raises it.
   """
-  names = dict.fromkeys(labels)
-  for name in names:
+  check_names(labels, trained, learned)
+  features, classes = reader(images).features, []
+  for name in dict.fromkeys(labels):
+    rows = [number for number, label in enumerate(labels) if label == name]
+    classes.append(LearnedClass(str(name), tuple(sources[row] for row in rows), features[rows].mean(axis=0)))
+  return dataclasses.replace(learned, classes=(*learned.classes, *classes))
+
+
+def check_names(labels: Sequence[Any], trained: Sequence[str], learned: Learned | None) -> None:
+  """Check the names of new classes. See `learn_images` for the arguments.
+
+  Raises:
+    UserError: a name in `labels` is not a text, is empty, or is already the name of a class.
+  """
+  for name in labels:
+    if not isinstance(name, str) or not name.strip():
+      raise UserError(f"labels has {name!r}: expected the name of each image's class as a text, such as str(10)")
     if name in trained:
       raise UserError(f'{name} is a class that the classifier was trained on: give the new class another name')
-    if name in learned.names:
+    if learned and name in learned.names:
       raise UserError(f'{name} is learned already: forget it first, `hbf learn --forget={name}`')
-  features, classes = reader(images).features, []
-  for name in names:
-    rows = [number for number, label in enumerate(labels) if label == name]
-    classes.append(LearnedClass(name, tuple(sources[row] for row in rows), features[rows].mean(axis=0)))
-  return dataclasses.replace(learned, classes=(*learned.classes, *classes))
 
 
 def learn_folder(

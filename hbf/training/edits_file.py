@@ -36,7 +36,7 @@ def write_edits(workdir: pathlib.Path, edits: Edits | None) -> None:
     'changes': np.concatenate([edit.changes for edit in edits.edits]),
     'metric': edits.metric,
   }
-  side_file.write_arrays(path, about, arrays)
+  side_file.write_arrays(path, about, arrays, _read)
 
 
 def read_edits(workdir: pathlib.Path) -> Edits | None:
@@ -47,8 +47,10 @@ def read_edits(workdir: pathlib.Path) -> Edits | None:
   """
   load_config(workdir)  # raises if it is not a run folder
   path = workdir / FILE
-  if not path.exists():
-    return None
+  return _read(path) if path.exists() else None
+
+
+def _read(path: pathlib.Path) -> Edits:
   with side_file.read_arrays(path, _CURE, 'version', 'step', 'average', 'edits') as (about, arrays):
     # n, m and k are compared below.
     side_file.check_shapes(arrays, centers='nd', radius='m', changes='kc', metric='dd')

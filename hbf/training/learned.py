@@ -112,7 +112,7 @@ def write_learned(workdir: pathlib.Path, learned: Learned | None) -> None:
   side_file.check_alone(path)
   classes = [{'name': each.name, 'sources': each.sources} for each in learned.classes]
   about = {'version': VERSION, 'step': learned.step, 'average': learned.average, 'classes': classes}
-  side_file.write_arrays(path, about, learned.params)
+  side_file.write_arrays(path, about, learned.params, _read)
 
 
 def read_learned(workdir: pathlib.Path) -> Learned | None:
@@ -123,8 +123,10 @@ def read_learned(workdir: pathlib.Path) -> Learned | None:
   """
   load_config(workdir)  # raises if it is no run folder
   path = workdir / FILE
-  if not path.exists():
-    return None
+  return _read(path) if path.exists() else None
+
+
+def _read(path: pathlib.Path) -> Learned:
   with side_file.read_arrays(path, _CURE, 'version', 'step', 'average', 'classes') as (about, arrays):
     side_file.check_shapes(arrays, trained_centers='bf', centers='nf', metric='ff')
     side_file.check_of_checkpoint(about, path, _CURE)

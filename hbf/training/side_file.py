@@ -3,7 +3,7 @@
 import contextlib
 import json
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,19 +43,30 @@ def check_alone(path: pathlib.Path) -> None:
     raise UserError(f'{path.parent} has {trouble}')
 
 
-def write_arrays(path: pathlib.Path, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-  """Write or replace a file atomically.
+def write_arrays(
+  path: pathlib.Path,
+  about: Mapping[str, Any],
+  arrays: Mapping[str, np.ndarray],
+  read: Callable[[pathlib.Path], object],
+) -> None:
+  """Write or replace a file atomically. If the new file can't be read, the old one stays.
 
   Args:
     path: the path of the file.
     about: facts about the arrays, which JSON can hold.
     arrays: the arrays by name. No name is 'about'.
+    read: the function that reads such a file. It raises UserError if it can't read it.
 
   Raises:
-    UserError: the file can't be written.
+    UserError: the file can't be written, or `read` can't read it.
   """
   with replacing(path) as file:
     np.savez(file, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
+    file.flush()
+    try:
+      read(pathlib.Path(file.name))
+    except UserError as error:
+      raise UserError(f'{path} was not written, because it could not be read again ({error})') from error
 
 
 @contextlib.contextmanager

@@ -470,7 +470,8 @@ def replace_text(path: pathlib.Path, text: str) -> None:
 def replacing(path: pathlib.Path) -> Iterator[IO[bytes]]:
   """Open a new file to write. At the end of the context, it replaces the file at `path`.
 
-  After a crash, even of the machine, `path` has either the old file or the complete new file.
+  After a crash, even of the machine, `path` has either the old file or the complete new file. After an error in the
+  context, it has the old file, and the new one is removed.
 
   Raises:
     UserError: the file cannot be written.
@@ -482,7 +483,11 @@ def replacing(path: pathlib.Path) -> Iterator[IO[bytes]]:
       file.flush()
       os.fsync(file.fileno())
     os.replace(temporary, path)
-  except OSError as error:
+  except BaseException as error:
+    with contextlib.suppress(OSError):
+      temporary.unlink()
+    if not isinstance(error, OSError):
+      raise
     raise UserError(
       f'{path} could not be written ({_words(error)}): make room, or see who may write there'
     ) from error

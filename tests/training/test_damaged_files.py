@@ -110,6 +110,10 @@ def test_a_line_of_metrics_has_a_step_a_split_and_scores(run, line):
   refused(lambda: validation_scores(run, ACCURACY, 'average'), 'metrics.jsonl is damaged')
 
 
+def unread(path):
+  """Stand for the reader of a file that is to be damaged."""
+
+
 FACTS = {'version': 1, 'step': 1, 'average': False}
 EDIT = {'source': 'a.png', 'was': '1', 'label': '2', 'centers': 2}
 
@@ -133,7 +137,7 @@ EDIT = {'source': 'a.png', 'was': '1', 'label': '2', 'centers': 2}
 )
 def test_edits_are_arrays_that_fit_with_their_facts(run, damage, facts, arrays):
   whole = {'centers': np.ones((2, 3)), 'radius': np.ones(2), 'changes': np.ones((2, 10)), 'metric': np.eye(3)}
-  side_file.write_arrays(run / 'edits.npz', {**FACTS, 'edits': [EDIT], **facts}, whole | arrays)
+  side_file.write_arrays(run / 'edits.npz', {**FACTS, 'edits': [EDIT], **facts}, whole | arrays, unread)
   refused(lambda: read_edits(run), 'edits.npz is damaged', 'restore it from a copy, or remove it')
 
 
@@ -153,7 +157,7 @@ def test_edits_are_arrays_that_fit_with_their_facts(run, damage, facts, arrays):
 def test_learned_classes_are_arrays_that_fit_with_their_facts(run, damage, facts, arrays):
   whole = {'centers': np.ones((1, 3)), 'trained_centers': np.ones((10, 3)), 'metric': np.eye(3)}
   classes = [{'name': 'x', 'sources': ['a.png']}]
-  side_file.write_arrays(run / 'learned.npz', {**FACTS, 'classes': classes, **facts}, whole | arrays)
+  side_file.write_arrays(run / 'learned.npz', {**FACTS, 'classes': classes, **facts}, whole | arrays, unread)
   refused(lambda: read_learned(run), 'learned.npz is damaged', 'restore it from a copy, or remove it')
 
 

@@ -13,7 +13,7 @@ from hbf.editing.guard import Reader
 from hbf.editing.learn import learn_folder
 from hbf.errors import UserError
 from hbf.training.export import from_run
-from hbf.training.learned import FILE, forget, read_learned, write_learned
+from hbf.training.learned import FILE, Learned, LearnedClass, forget, read_learned, write_learned
 from hbf.training.predict import answer, learned_in, of_trained
 from hbf.training.side_file import EDITS
 
@@ -125,6 +125,43 @@ def test_a_wrong_folder_changes_nothing(folder, files):
   with pytest.raises(UserError, match="image folder '/nowhere' does not exist"):
     learn_folder(folder, '/nowhere')
   assert {path.name for path in folder.iterdir()} - before <= {'.lock'}
+
+
+@pytest.mark.parametrize('label', [10, np.int64(10), 3, None, '', ' ', ['rose']])
+def test_the_name_of_a_new_class_is_a_text(run, new, among, label):
+  with pytest.raises(UserError, match=r"^labels has .*: expected the name of each image's class as a text, such as"):
+    hbf.learn(run, new[0][:2], ['rose', label], among=among)
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    (lambda images, labels: images, r'among is a ndarray: expected a pair, \(images, the class of each image\)'),
+    (lambda images, labels: (images, labels[1:]), r'among\[1\] has 299 entries for 300 images'),
+    (lambda images, labels: (images, labels / 2), r'a class in among\[1\] is \d\.\d: expected a whole number from 0'),
+    (lambda images, labels: (images, labels - 1), r'a class in among\[1\] is -1: expected .* from 0 to 9$'),
+    (lambda images, labels: (images, labels + 1), r'a class in among\[1\] is 10: expected .* from 0 to 9$'),
+    (lambda images, labels: (images, labels.astype(str)), r"a class in among\[1\] is '\d': expected a whole number"),
+    (lambda images, labels: (images[..., 0], labels), r'among\[0\] has shape \[300, 8, 8\]: expected \[N, 8, 8, 1\]'),
+  ],
+)
+def test_among_is_a_pair_of_images_and_classes(run, new, among, change, message):
+  with pytest.raises(UserError, match=message):
+    hbf.learn(run, new[0][:1], ['rose'], among=change(*among))
+
+
+def test_a_save_that_fails_leaves_the_classes_of_before(folder):
+  rose = LearnedClass('rose', ('a.png',), np.ones(3, np.float32))
+  learned = Learned(1, False, np.eye(3), np.ones((10, 3)), (rose,))
+  write_learned(folder, learned)
+  before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+  wrong = {10: 'learned.npz was not written, because it could not be read again', object(): 'not JSON serializable'}
+  for name, message in wrong.items():
+    both = dataclasses.replace(learned, classes=(rose, dataclasses.replace(rose, name=name)))
+    with pytest.raises((UserError, TypeError), match=message):
+      write_learned(folder, both)
+  assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+  assert read_learned(folder).names == ('rose',)
 
 
 def test_wrong_classes(run, extended, new, among, folder):

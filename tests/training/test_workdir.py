@@ -240,3 +240,12 @@ def test_a_resumed_log_drops_what_will_be_written_again_and_half_a_line(tmp_path
   with MetricsWriter(tmp_path, 2) as writer:
     writer.write(3, 0.3, 'train', loss=0.5)
   assert [(line['step'], line['loss']) for line in read_metrics(tmp_path)] == [(1, 1.0), (2, 0.5), (3, 0.5)]
+
+
+@pytest.mark.parametrize('error', [ValueError, OSError, KeyboardInterrupt])
+def test_an_error_while_a_file_is_written_leaves_the_old_file_alone(tmp_path, error):
+  (tmp_path / 'a.json').write_text('old')
+  with pytest.raises(UserError if error is OSError else error), workdir.replacing(tmp_path / 'a.json') as file:
+    file.write(b'new')
+    raise error('half')
+  assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [('a.json', 'old')]
