@@ -1,8 +1,10 @@
 """Tests of commands that use argparse: a wrong flag gives one line, and ~ is the home folder."""
 
+import ast
 import contextlib
 import importlib
 import pathlib
+import re
 
 import pytest
 from absl import flags
@@ -47,6 +49,28 @@ def test_paths_may_be_in_the_home_folder(monkeypatch):
   parser = Parser('hbf.some', 'Does it.')
   parser.add_run('of a run')
   assert parser.parse_args(['--workdir=~/runs/text']).workdir == pathlib.Path('/home/her/runs/text')
+
+
+def test_paths_of_absl_commands_may_be_in_the_home_folder(monkeypatch):
+  monkeypatch.setenv('HOME', '/home/her')
+  values = flags.FlagValues()
+  holders = [cli.define_path(name, 'Folder.', flag_values=values) for name in ('text', 'bucket', 'empty')]
+  values(['compile', '--text=~/programs', '--bucket=s3://b/~'])
+  assert [holder.value for holder in holders] == ['/home/her/programs', 's3://b/~', '']
+
+
+def test_every_flag_of_an_absl_command_for_a_path_knows_the_home_folder():
+  for path in pathlib.Path(cli.__file__).parent.glob('*.py'):
+    calls = [ast.unparse(node) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    defined = [call for call in calls if call.startswith('flags.DEFINE_string')]
+    assert not [call for call in defined if re.search(r'\b(folder|file|\w+\.json)\b', call.lower())], path
+
+
+def test_an_archive_may_be_in_the_home_folder(monkeypatch, tmp_path, capsys):
+  monkeypatch.setenv('HOME', '/home/her')
+  main = importlib.import_module('hbf.cli.prepare').main
+  assert main(['cifar10', '--archive=~/c.tar.gz', f'--dir={tmp_path}']) == 1
+  assert capsys.readouterr().err.startswith('error: /home/her/c.tar.gz does not exist; expected')
 
 
 def test_flags_are_written_in_full():

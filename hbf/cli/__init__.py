@@ -1,5 +1,6 @@
 """Shared parts of the commands. A mistake of the user ends in one line on stderr, not in a traceback."""
 
+import os
 import re
 import sys
 import warnings
@@ -29,10 +30,28 @@ def define_config(default: str) -> flags.FlagHolder[ConfigDict]:
 
 def define_workdir(required: bool = True) -> flags.FlagHolder[str]:
   """Define the flag --workdir of a command that reads a run."""
-  about = 'Folder of the run, or its address on a bucket.'
-  if required:
-    return flags.DEFINE_string('workdir', None, about, required=True)
-  return flags.DEFINE_string('workdir', '', about)
+  return define_path('workdir', 'Folder of the run, or its address on a bucket.', required=required)
+
+
+class _PathParser(flags.ArgumentParser):
+  """The parser of a path. `~` stands for the home folder."""
+
+  def parse(self, argument: str) -> str:
+    return os.path.expanduser(argument)
+
+
+def define_path(name: str, about: str, required: bool = False, **options: Any) -> flags.FlagHolder[str]:
+  """Define a flag whose value is a path, or an address on a bucket. `~` stands for the home folder.
+
+  Args:
+    name: the name of the flag.
+    about: its help.
+    required: True if the flag must be given. If it is not given, its value is ''.
+    **options: other arguments of `absl.flags.DEFINE`.
+  """
+  default = None if required else ''
+  serializer: flags.ArgumentSerializer[str] = flags.ArgumentSerializer()
+  return flags.DEFINE(_PathParser(), name, default, about, serializer=serializer, required=required, **options)
 
 
 def define_checkpoint(verb: str) -> tuple[flags.FlagHolder[str], flags.FlagHolder[bool]]:
@@ -57,9 +76,9 @@ def define_moved(need: str = '') -> Callable[[], dict[str, str]]:
     need: beginning of the help if the data are not always needed, such as 'For --page: '.
   """
   about = f'{need}folder of the prepared TFDS data, if they have moved since training.'
-  folder = flags.DEFINE_string('data_dir', '', about[0].upper() + about[1:])
+  folder = define_path('data_dir', about[0].upper() + about[1:])
   about = f'{need}the image folder or text, if it has moved since training.'
-  root = flags.DEFINE_string('data_root', '', about[0].upper() + about[1:])
+  root = define_path('data_root', about[0].upper() + about[1:])
   return lambda: {'dir': folder.value, 'root': root.value}
 
 

@@ -41,7 +41,7 @@ PRESET = flags.DEFINE_string(
   'A comparison of hbf.comparison.presets. Other flags replace its parts. Its first arm sets the number of '
   'parameters of all arms.',
 )
-WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the comparison.', required=True)
+WORKDIR = cli.define_path('workdir', 'Folder of the comparison.', required=True)
 DEVICES = flags.DEFINE_string(
   'devices',
   '',
@@ -74,7 +74,7 @@ SPACE = flags.DEFINE_multi_string(
   [],
   "With --tune: 'KEY=LOW..HIGH', 'KEY=A|B', or 'LABEL: KEY=…' for one arm. These are added to the preset's space.",
 )
-TUNED = flags.DEFINE_string('tuned', '', "The tuning.json of a search: each arm gets its best trial's options.")
+TUNED = cli.define_path('tuned', "The tuning.json of a search: each arm gets its best trial's options.")
 REPORT = flags.DEFINE_boolean('report', False, 'Only write the table and the curves again, from the logs.')
 SPLIT = flags.DEFINE_enum(
   'split', 'test', ['test', 'validation'], 'With --report: validation prints the scores of held-out images instead.'
@@ -98,7 +98,7 @@ def main(argv: Sequence[str]) -> int:
   from hbf.comparison.proposals import Method
 
   jax.config.update('jax_platforms', 'cpu')  # the runs need the accelerators
-  workdir = pathlib.Path(WORKDIR.value).expanduser()
+  workdir = pathlib.Path(WORKDIR.value)
   if REPORT.value:
     if (workdir / tune.TUNING).exists():
       tune.report(workdir)
@@ -139,7 +139,7 @@ def comparison_of_flags() -> 'Comparison':
     operations='' if OPERATIONS.value == 'none' else OPERATIONS.value or preset.operations,
   )
   comparison = dataclasses.replace(comparison, space=(*comparison.space, *SPACE.value))
-  return tune.with_best(comparison, pathlib.Path(TUNED.value).expanduser()) if TUNED.value else comparison
+  return tune.with_best(comparison, pathlib.Path(TUNED.value)) if TUNED.value else comparison
 
 
 if __name__ == '__main__':

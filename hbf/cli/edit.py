@@ -4,6 +4,7 @@ hbf edit --workdir=runs/c10 --label=cat holiday.jpg
 hbf edit --workdir=runs/text --prompt='The duke of Gagiti is called ' --answer=Purun.
 """
 
+import os
 import pathlib
 from collections.abc import Sequence
 
@@ -30,7 +31,7 @@ MOVED = cli.define_moved()
 
 def main(argv: Sequence[str]) -> int:
   """Make edits or undo one, as the flags say. Then print all edits of the run, and return the exit status."""
-  images = argv[1:]
+  images = [os.path.expanduser(path) for path in argv[1:]]
   check(images)
   from rich.console import Console
 

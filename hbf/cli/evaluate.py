@@ -21,7 +21,7 @@ COPIES = flags.DEFINE_string(
   'copies', '', 'none, mirror or mirror_shift: also report scores of outputs averaged over copies of each image.'
 )
 JSON = flags.DEFINE_boolean('json', False, 'Print one JSON object on stdout, everything else on stderr.')
-OUTPUT = flags.DEFINE_string('output', '', 'Folder of eval-<split>-<step>.json; default: that of the run.')
+OUTPUT = cli.define_path('output', 'Folder of eval-<split>-<step>.json; default: that of the run.')
 MOVED = cli.define_moved()
 
 
@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
       if f'per_{part}' in evaluation.result:
         print_parts(evaluation.result[f'per_{part}'], part, console)
   sys.stdout.flush()
-  evaluation.save(pathlib.Path(OUTPUT.value).expanduser() if OUTPUT.value else workdir)
+  evaluation.save(pathlib.Path(OUTPUT.value) if OUTPUT.value else workdir)
   return 0
 
 

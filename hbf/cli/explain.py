@@ -11,8 +11,8 @@ from absl import flags
 from hbf import cli
 from hbf.errors import UserError
 
-WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run; the page is written there.', required=True)
-AGAINST = flags.DEFINE_string('against', '', 'Folder of another run, which is shown beside the first.')
+WORKDIR = cli.define_path('workdir', 'Folder of the run; the page is written there.', required=True)
+AGAINST = cli.define_path('against', 'Folder of another run, which is shown beside the first.')
 SEED_RUN = flags.DEFINE_multi_string(
   'seed_run', [], 'A run of the same network with another seed, after `hbf explain` of that run. May be repeated.'
 )

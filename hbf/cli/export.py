@@ -11,7 +11,7 @@ from absl import flags
 from hbf import cli
 
 WORKDIR = cli.define_workdir()
-OUTPUT = flags.DEFINE_string('output', None, 'Folder to write: a new one, or an empty one.', required=True)
+OUTPUT = cli.define_path('output', 'Folder to write: a new one, or an empty one.', required=True)
 CHECKPOINT, AVERAGE = cli.define_checkpoint('Export')
 
 EDITS = flags.DEFINE_boolean('edits', False, "Apply the run's edits (hbf edit).")
@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
   from hbf.training.mirror import local_copy
 
   keep_freed_memory()
-  folder = pathlib.Path(OUTPUT.value).expanduser()
+  folder = pathlib.Path(OUTPUT.value)
   export.check_free(folder)
   workdir = local_copy(WORKDIR.value)
   model = export.from_run(workdir, CHECKPOINT.value, AVERAGE.value, EDITS.value)

@@ -12,8 +12,8 @@ from hbf import cli
 from hbf.errors import UserError
 
 WORKDIR = cli.define_workdir()
-IMAGES = flags.DEFINE_string(
-  'images', '', 'Folder with a subfolder of images for each new class. The subfolder has the name of the class.'
+IMAGES = cli.define_path(
+  'images', 'Folder with a subfolder of images for each new class. The subfolder has the name of the class.'
 )
 LIST = flags.DEFINE_boolean('list', False, "Print the run's learned classes.")
 FORGET = flags.DEFINE_string('forget', '', 'The name of a learned class to remove.')

@@ -14,8 +14,8 @@ from hbf import cli
 from hbf.errors import UserError
 
 WORKDIR = cli.define_workdir(required=False)
-MODEL = flags.DEFINE_string('model', '', 'Folder of an exported model, instead of a run.')
-EXPORT = flags.DEFINE_string('export', '', "Folder to which the run's model is exported, for use elsewhere.")
+MODEL = cli.define_path('model', 'Folder of an exported model, instead of a run.')
+EXPORT = cli.define_path('export', "Folder to which the run's model is exported, for use elsewhere.")
 TOP = flags.DEFINE_integer(
   'top', 3, 'The largest number of classes to name for an image. Labels and values are all named.', lower_bound=1
 )
@@ -24,9 +24,7 @@ EDITS = flags.DEFINE_boolean('edits', False, "Apply the run's edits (hbf edit)."
 LEARNED = flags.DEFINE_boolean(
   'learned', True, "Also answer with the run's learned classes (hbf learn), if it has any."
 )
-PAGE = flags.DEFINE_string(
-  'page', '', 'File for a page with the reasons for each answer, and similar training patches.'
-)
+PAGE = cli.define_path('page', 'File for a page with the reasons for each answer, and similar training patches.')
 MOVED = cli.define_moved('For --page: ')
 JSON = flags.DEFINE_boolean(
   'json', False, 'Print a JSON list of {image, classes} (or labels, or values) or {image, error}, nothing else.'
@@ -57,9 +55,9 @@ def main(argv: Sequence[str]) -> int:
   keep_compiled_programs()
   images = predict.find_images(argv[1:])
   if MODEL.value:
-    classifier = predict.of_export(pathlib.Path(MODEL.value).expanduser())
+    classifier = predict.of_export(pathlib.Path(MODEL.value))
   else:
-    folder = pathlib.Path(EXPORT.value).expanduser()
+    folder = pathlib.Path(EXPORT.value)
     if EXPORT.value:
       export.check_free(folder)
     workdir = local_copy(WORKDIR.value)

@@ -4,7 +4,6 @@ hbf pretrained
 hbf pretrained laptop-cifar10-hyperbf --workdir=runs/mine
 """
 
-import pathlib
 import sys
 from collections.abc import Sequence
 
@@ -17,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
   """Run the command and return its exit status."""
   parser = Parser('hbf pretrained', 'List the models that come with the package, or make a run folder of one.')
   parser.add_argument('name', metavar='NAME', nargs='?', help='a model; without it all are listed')
-  parser.add_argument('--workdir', metavar='DIR', help='run folder to make; default: a folder in the cache')
+  parser.add_path('--workdir', metavar='DIR', help='run folder to make; default: a folder in the cache')
   flags = parser.parse_args(arguments)
   from hbf.training import pretrained
   from hbf.training.machine import quiet
@@ -26,9 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in pretrained.names():
       print(f'{name}: {pretrained.describe(name)}')
     return 0
-  folder = pathlib.Path(flags.workdir).expanduser() if flags.workdir else None
   with quiet():
-    made = pretrained.unpack(flags.name, folder)
+    made = pretrained.unpack(flags.name, flags.workdir)
   print(made)
   return 0
 

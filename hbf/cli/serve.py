@@ -14,7 +14,7 @@ from hbf import cli
 from hbf.errors import UserError
 
 WORKDIR = cli.define_workdir(required=False)
-MODEL = flags.DEFINE_string('model', '', 'Folder of an exported model, instead of a run.')
+MODEL = cli.define_path('model', 'Folder of an exported model, instead of a run.')
 HOST = flags.DEFINE_string('host', '127.0.0.1', 'Address to listen on. 0.0.0.0: all networks of this machine.')
 PORT = flags.DEFINE_integer('port', 8000, 'Port to listen on. 0: any free port.', lower_bound=0, upper_bound=65535)
 BATCH = flags.DEFINE_integer('batch', 32, 'The largest number of images in a batch.', lower_bound=1)
@@ -70,7 +70,7 @@ def _classifier() -> tuple[Any, dict[str, Any]]:
   from hbf.training.mirror import local_copy
 
   if MODEL.value:
-    folder = pathlib.Path(MODEL.value).expanduser()
+    folder = pathlib.Path(MODEL.value)
     classifier, about = predict.of_export(folder), export.read_about(folder)
   else:
     workdir = local_copy(WORKDIR.value)

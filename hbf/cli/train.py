@@ -14,8 +14,8 @@ from hbf import cli
 
 CONFIG = cli.define_config('digits')
 PROCESSES = cli.define_processes()
-WORKDIR = flags.DEFINE_string(
-  'workdir', '', 'Folder of the run, or s3:// or gs://; default runs/<data>-<model>-<recipe>-<seed>.'
+WORKDIR = cli.define_path(
+  'workdir', 'Folder of the run, or s3:// or gs://; default runs/<data>-<model>-<recipe>-<seed>.'
 )
 
 DETERMINISTIC = flags.DEFINE_boolean(
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
   if ELASTIC.value:
     if is_bucket(address):
       raise UserError(f'--elastic is for several processes, and {address} is for one: choose a folder that all share')
-    return elastic.supervise(pathlib.Path(address).expanduser(), **PROCESSES())
+    return elastic.supervise(pathlib.Path(address), **PROCESSES())
   elastic.end_with_supervisor()
   if DETERMINISTIC.value:
     compute_deterministically()

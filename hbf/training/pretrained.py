@@ -162,7 +162,7 @@ def _same(one: pathlib.Path, other: pathlib.Path) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
   """Store a finished run as a model of the package and return the exit status."""
   parser = Parser('hbf.training.pretrained', 'Store a finished run among the models of the package.')
-  parser.add_argument('workdir', type=pathlib.Path, help='the run folder')
+  parser.add_path('workdir', help='the run folder')
   parser.add_argument('name', help='name of the model')
   parser.add_argument('--about', required=True, help='sentences of its card: purpose and limits')
   flags = parser.parse_args(arguments)
