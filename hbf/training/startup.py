@@ -74,8 +74,8 @@ def claimed(workdir: pathlib.Path, plan: Plan, identity: Mapping[str, Any]) -> I
   """Lock the run folder, and write the plan's config and the data's identity into it.
 
   If the folder has them already, check that they are equal. If the stored config differs only by fewer epochs, it
-  gets the plan's number of epochs (`lengthen`). Only the first process does all this. If there is a teacher, each
-  process also writes or compares the teacher's checksum (`Teacher.claim`).
+  gets the plan's number of epochs (`lengthen`). If there is a teacher, write or compare its checksum too
+  (`Teacher.claim`). Only the first process does all this.
   """
   with contextlib.ExitStack() as stack:
     with processes.raise_everywhere():
@@ -83,8 +83,8 @@ def claimed(workdir: pathlib.Path, plan: Plan, identity: Mapping[str, Any]) -> I
         stack.enter_context(locked(workdir))
         lengthen(workdir, plan, identity)
         claim(workdir, plan.config, identity)
-      if plan.teacher:
-        plan.teacher.claim(workdir)
+        if plan.teacher:
+          plan.teacher.claim(workdir)
     yield
 
 

@@ -1,6 +1,7 @@
 """Runs that also learn from a trained network: --config.train.teacher=WEIGHTS."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from hbf.config.resolve import resolve
 from hbf.data.augment.batches import normalize, renormalize
 from hbf.errors import Notice, UserError
 from hbf.models.build import flops_per_example
+from hbf.training import processes, startup
 from hbf.training.distillation import WithTeacher, divergence
 from hbf.training.experiment import make_plan, prepare
 from hbf.training.loop import train
@@ -125,6 +127,12 @@ def test_a_student_that_equals_its_teacher_has_nothing_to_learn(toy, tmp_path):
   config = toy('model=vit', **levels, **taught(tmp_path / 'run', weight=1.0), init_from=str(tmp_path / 'run'))
   _, _, totals = one_step(config)
   assert abs(float(totals.loss)) < 1e-6 and float(totals.gradient_norm) < 1e-5
+
+
+def test_only_the_first_process_looks_at_teacher_json(tmp_path, monkeypatch):
+  monkeypatch.setattr(processes, 'is_first', lambda: False)
+  with startup.claimed(tmp_path / 'run', types.SimpleNamespace(teacher=types.SimpleNamespace(claim=None)), {}):
+    assert not (tmp_path / 'run').exists()
 
 
 def test_without_a_weight_the_run_is_that_without_a_teacher(toy):
