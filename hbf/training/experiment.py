@@ -22,6 +22,7 @@ from hbf.tasks.registry import make_task
 from hbf.tasks.task import Task, TaskData
 from hbf.training import processes
 from hbf.training.average import check_average
+from hbf.training.checksum import sha256
 from hbf.training.distillation import WithTeacher
 from hbf.training.durations import Clock, Every
 from hbf.training.initial import Initial, read_initial
@@ -203,8 +204,9 @@ def prepare(
     check_tensor(config.model, mesh)
     check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate)
     inputs = {name: plan.task.open(source, batch_sharding(mesh)) for name, source in plan.splits.items()}
-    data = inputs['train'].resident
-    resident = plan.teacher.beside(data, mesh) if plan.teacher else data
+  _check_same_weights(plan)
+  data = inputs['train'].resident
+  resident = plan.teacher.beside(data, mesh) if plan.teacher else data
   config = plan.task.measure(config, inputs['train'])
   task = make_task(config, plan.task.dataset)
   evaluator_of = functools.partial(make_evaluator, config, task, plan.model, mesh, plan.splits)
@@ -219,6 +221,16 @@ def prepare(
     copies_evaluator=evaluator_of(task.copies) if task.copies else None,
     steps_per_call=steps_per_call(config.train.steps_per_call, inputs['train'].resident is not None, mesh),
     flops_per_unit=flops_per_example(plan.model, task.shape) // task.units,
+  )
+
+
+def _check_same_weights(plan: Plan) -> None:
+  """Check that all processes have read the same weights, to start from and to learn from."""
+  if jax.process_count() == 1:
+    return
+  read = {'init_from': plan.initial, 'train.teacher': plan.teacher and plan.teacher.network}
+  processes.check_same(
+    {f'the checksum of the weights of {key}': sha256(found.params)[:12] for key, found in read.items() if found}
   )
 
 

@@ -116,7 +116,7 @@ def find(source: str, key: str) -> Trained | None:
 
 
 def _find_run(workdir: pathlib.Path, checkpoint: str, origin: str) -> Trained:
-  config, one = load_config(workdir), jax.devices()[:1]
+  config, one = load_config(workdir), jax.local_devices()[:1]  # a process reaches only its own
   data = stored_data(workdir)
   restored = restore(workdir, checkpoint, one, dataset=data)
   found = Trained(origin, config.task, config.model, restored.model, _on_host(restored.params), data)

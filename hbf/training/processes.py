@@ -164,7 +164,7 @@ def check_same(values: dict[str, Any]) -> None:
       if first.get(key) != other.get(key):
         raise UserError(
           f'{key} is {first.get(key)!r} in process 0, {other.get(key)!r} in process {process}: give all processes '
-          'the same config and data'
+          'the same config, data and weights'
         )
 
 

@@ -1,12 +1,10 @@
 """The teacher of a run: --config.train.teacher=WEIGHTS."""
 
 import dataclasses
-import hashlib
 import pathlib
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -18,6 +16,7 @@ from hbf.interop.table import shapes_of
 from hbf.models.build import abstract_params, flops_per_example
 from hbf.tasks.task import Task
 from hbf.training import own_weights
+from hbf.training.checksum import sha256
 from hbf.training.distillation import Distillation, WithTeacher
 from hbf.training.own_weights import Trained
 from hbf.training.sharding import check_tensor, state_sharding, with_sharding
@@ -83,11 +82,7 @@ class Teacher:
     Raises:
       UserError: the run began with other parameters of the teacher.
     """
-    leaves = jax.tree.leaves(self.network.params)
-    found = hashlib.sha256(
-      b''.join(hashlib.sha256(np.asarray(leaf).tobytes()).digest() for leaf in leaves)
-    ).hexdigest()
-    path = workdir / 'teacher.json'
+    path, found = workdir / 'teacher.json', sha256(self.network.params)
     stored = read_json(path, 'restore it from a copy', 'sha256')
     if stored is None:
       write_json(path, {'source': self.source, 'sha256': found})

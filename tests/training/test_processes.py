@@ -14,7 +14,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from toy_runs import QUIET
+from toy_runs import QUIET, params_of, save_untrained
 
 from hbf.errors import UserError
 from hbf.training import processes
@@ -99,6 +99,48 @@ print(json.dumps(said))
 """
 
 
+# What every process does in `taught`: it reads weights for a run, and claims the folder of the run.
+TAUGHT = """
+import json, pathlib, sys, time
+from hbf.training import processes
+
+coordinator, process, folder, *flags = sys.argv[1:]
+folder, process = pathlib.Path(folder), int(process)
+processes.start(coordinator, 2, process)
+
+import numpy as np
+from hbf.config.command_line import read_config
+from hbf.errors import UserError
+from hbf.training import startup
+from hbf.training.experiment import prepare
+
+ONE, OTHER, NONE = (str(folder / name) for name in ('one', 'other', 'none'))
+
+
+def prepared(teacher, initial=''):
+  taught = f'--config.train.teacher={teacher}', '--config.train.teacher_weight=0.5', f'--config.init_from={initial}'
+  try:
+    return prepare(read_config([*flags, *taught]))
+  except UserError as error:
+    return str(error).replace(str(folder), 'FOLDER')
+
+
+def slow(workdir):
+  time.sleep(0.5)
+  return locked(workdir)
+
+
+locked, startup.locked = startup.locked, slow
+said = [prepared([ONE, NONE][process]), prepared([ONE, OTHER][process]), prepared(ONE, [ONE, OTHER][process])]
+experiment = prepared(ONE, ONE)
+with startup.claimed(folder / 'run', experiment, {'name': 'digits'}):
+  processes.exchange(None)
+  said.append(sorted(path.name for path in (folder / 'run').iterdir()))
+said.append(float(np.sum(experiment.initial.params['head']['kernel'])))
+print(json.dumps(said))
+"""
+
+
 # Runs a command of a process, and notes its number, what it says and its status.
 NOTED = """
 process=$1
@@ -113,11 +155,19 @@ echo $? > {0}/$process.status
 @pytest.fixture(scope='module')
 def talk(tmp_path_factory):
   """Return what two connected processes print, by process."""
-  folder, coordinator = tmp_path_factory.mktemp('talk'), f'localhost:{processes.free_port()}'
+  folder = tmp_path_factory.mktemp('talk')
   (folder / 'checkpoints').mkdir()
+  said = said_by_two(TALK, folder / 'checkpoints')
+  assert sorted(path.name for path in (folder / 'checkpoints').iterdir()) == ['1', '2.damaged']
+  return said
+
+
+def said_by_two(script, *arguments):
+  """Return what two connected processes print as JSON, by process."""
+  coordinator = f'localhost:{processes.free_port()}'
   started = [
     subprocess.Popen(
-      [sys.executable, '-c', TALK, coordinator, str(process), folder / 'checkpoints'],
+      [sys.executable, '-c', script, coordinator, str(process), *arguments],
       cwd=ROOT,
       env=os.environ | FOUR,
       stdout=subprocess.PIPE,
@@ -128,7 +178,6 @@ def talk(tmp_path_factory):
   ]
   ended = [process.communicate(timeout=120) for process in started]
   assert [process.returncode for process in started] == [0, 0], ended
-  assert sorted(path.name for path in (folder / 'checkpoints').iterdir()) == ['1', '2.damaged']
   return [json.loads(out) for out, _ in ended]  # nothing else is on stdout
 
 
@@ -138,7 +187,7 @@ def test_processes_tell_each_other_what_they_know(talk):
 
 
 def test_what_one_finds_wrong_ends_all(talk):
-  config = 'train.epochs is 0 in process 0, 1 in process 1: give all processes the same config and data'
+  config = 'train.epochs is 0 in process 0, 1 in process 1: give all processes the same config, data and weights'
   assert talk[0]['refused'] == ['in use', 'process 1: no data here', config]
   assert talk[1]['refused'] == ['process 0: in use', 'no data here', config]
 
@@ -150,6 +199,22 @@ def test_a_signal_that_one_hears_is_all_of_theirs_at_the_same_time(talk):
 def test_a_checkpoint_that_one_cannot_read_is_set_aside_by_all(talk):
   assert [said['restored'] for said in talk] == [[1, [1.0] * 4, 2]] * 2
   assert [said['about'] for said in talk] == [{'seconds': 1.0}] * 2
+
+
+@pytest.mark.slow
+def test_weights_of_this_package_are_read_and_compared_by_all(tmp_path, toy, digits_dir):
+  """Both processes read weights. They find out if one has none or others. The first one alone claims the folder."""
+  for seed, name in enumerate(('one', 'other')):
+    save_untrained(toy('model=vit', **TOY), tmp_path / name, scale=0.3, seed=seed)
+  flags = [f'--config.{key}={value}' for key, value in (TOY | {'data.dir': digits_dir}).items()]
+  said = said_by_two(TAUGHT, tmp_path, '--config=configs/digits.py:model=vit', *flags)
+  missing = 'train.teacher=FOLDER/none holds no weights'
+  assert said[0][0].startswith(f'process 1: {missing}') and said[1][0].startswith(missing)
+  for found in said:
+    assert re.match(r'the checksum of the weights of train.teacher is .* in process 0, .* in process 1', found[1])
+    assert re.match(r'the checksum of the weights of init_from is .* in process 0, .* in process 1', found[2])
+    assert found[3] == ['.lock', 'config.json', 'data.json', 'teacher.json']
+    assert found[4] == pytest.approx(float(params_of(tmp_path / 'one')['head']['kernel'].sum()))
 
 
 @pytest.fixture
