@@ -22,7 +22,7 @@ from hbf.interop.tensors import READERS
 from hbf.models.build import abstract_params
 from hbf.models.classifier import ImageClassifier
 from hbf.training import export, pretrained
-from hbf.training.restore import restore, stored_data
+from hbf.training.restore import make_network, restore, stored_data
 from hbf.training.workdir import load_config
 
 
@@ -100,7 +100,7 @@ def find(source: str, key: str) -> Trained | None:
   """
   path = pathlib.Path(source).expanduser()
   if not path.exists() and source in pretrained.names():
-    return _find_run(pretrained.unpack(source), 'latest', 'the pretrained model')
+    return _find_packaged(source)
   if path.is_file() or path.suffix in READERS:
     return None
   if path.parent.name == 'checkpoints':
@@ -116,10 +116,21 @@ def find(source: str, key: str) -> Trained | None:
 
 
 def _find_run(workdir: pathlib.Path, checkpoint: str, origin: str) -> Trained:
-  config, one = load_config(workdir), jax.local_devices()[:1]  # a process reaches only its own
-  data = stored_data(workdir)
+  one, data = jax.local_devices()[:1], stored_data(workdir)  # a process reaches only its own
   restored = restore(workdir, checkpoint, one, dataset=data)
-  found = Trained(origin, config.task, config.model, restored.model, _on_host(restored.params), data)
+  return _trained(origin, load_config(workdir), restored.model, _on_host(restored.params), data)
+
+
+def _find_packaged(name: str) -> Trained:
+  # No run folder is made: several processes would have to write its checkpoint together.
+  folder, params = pretrained.folder_of(name), pretrained.read_params(name)
+  config, data = load_config(folder), stored_data(folder)
+  _, model = make_network(load_config(folder), data, jax.local_devices()[0].platform)
+  return _trained('the pretrained model', config, model, params, data)
+
+
+def _trained(origin: str, config: ConfigDict, model: nn.Module, params: Params, data: Dataset | Texts) -> Trained:
+  found = Trained(origin, config.task, config.model, model, params, data)
   if isinstance(data, Dataset):
     return dataclasses.replace(found, mean=tuple(config.data.mean), std=tuple(config.data.std))
   return dataclasses.replace(found, length=config.data.length)

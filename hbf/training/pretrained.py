@@ -27,6 +27,7 @@ from hbf.tasks.registry import TASKS
 from hbf.training.checkpoints import Checkpoints
 from hbf.training.machine import cache_folder
 from hbf.training.restore import restore, stored_data
+from hbf.training.schema import GONE, RENAMED, renamed
 from hbf.training.workdir import damaged, read_json, read_result
 
 MODELS = pathlib.Path(__file__).parents[1] / 'pretrained'
@@ -40,13 +41,32 @@ def names() -> list[str]:
   return sorted(path.parent.name for path in MODELS.glob(f'*/{WEIGHTS}'))
 
 
+def folder_of(name: str) -> pathlib.Path:
+  """Return the folder of a model in the package.
+
+  Raises:
+    UserError: there is no such model. The message suggests the nearest name.
+  """
+  return choose('model', name, {known: MODELS / known for known in names()})
+
+
+def read_params(name: str) -> dict[str, Any]:
+  """Return the parameters of a model, on the host.
+
+  Raises:
+    UserError: there is no such model, or its weights can't be read.
+  """
+  found = {path: array for path, array in tensors.read(folder_of(name) / WEIGHTS).items() if path not in GONE}
+  return renamed(unflatten_dict(found, sep='/'), RENAMED)
+
+
 def describe(name: str) -> str:
   """Return one line about a model: data set, size and scores on the test split.
 
   Raises:
     UserError: there is no such model. The message suggests the nearest name.
   """
-  result = _result(_folder(name))
+  result = _result(folder_of(name))
   scores = [score for score in TASKS[result['task']].scores if score.name in result]
   shown = ', '.join(f'{score.label} {result[score.name]:{score.form}}' for score in scores[:2])
   return f'{result["dataset"]}, {result["params"]:,} parameters, {shown}'
@@ -54,7 +74,7 @@ def describe(name: str) -> str:
 
 def default_workdir(name: str) -> pathlib.Path:
   """Return the default run folder of `unpack`. Its name contains a checksum of weights and config."""
-  digest = hashlib.sha256(b''.join((_folder(name) / file).read_bytes() for file in (WEIGHTS, 'config.json')))
+  digest = hashlib.sha256(b''.join((folder_of(name) / file).read_bytes() for file in (WEIGHTS, 'config.json')))
   return cache_folder('pretrained') / f'{name}-{digest.hexdigest()[:8]}'
 
 
@@ -70,7 +90,7 @@ def unpack(name: str, workdir: pathlib.Path | None = None) -> pathlib.Path:
   Raises:
     UserError: there is no such model. Or the folder is neither empty nor a folder of this model, or can't be written.
   """
-  source, folder = _folder(name), (default_workdir(name) if workdir is None else workdir).absolute()
+  source, folder = folder_of(name), (default_workdir(name) if workdir is None else workdir).absolute()
   if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
     if folder.is_dir() and _same(folder / 'result.json', source / 'result.json'):
       return folder
@@ -82,15 +102,14 @@ def unpack(name: str, workdir: pathlib.Path | None = None) -> pathlib.Path:
       made.mkdir()
       for file in DESCRIPTION:
         shutil.copyfile(source / file, made / file)
-      _write_checkpoint(source / WEIGHTS, _result(source)['steps'], made / 'checkpoints')
+      _write_checkpoint(read_params(name), _result(source)['steps'], made / 'checkpoints')
       made.rename(folder)
   except OSError as error:
     raise UserError(f'{folder} could not be written ({error}): choose another --workdir') from error
   return folder
 
 
-def _write_checkpoint(weights: pathlib.Path, step: int, folder: pathlib.Path) -> None:
-  params = unflatten_dict({name: np.asarray(array) for name, array in tensors.read(weights).items()}, sep='/')
+def _write_checkpoint(params: Any, step: int, folder: pathlib.Path) -> None:
   folder.mkdir()
   with contextlib.closing(Checkpoints(folder)) as checkpoints:
     checkpoints.save_params(step, jax.device_put(params))
@@ -140,10 +159,6 @@ def card(folder: pathlib.Path, about: str) -> str:
   use = f"```python\nimport hbf\n\nrun = hbf.load_pretrained('{folder.name}')\n```"
   files = 'All keys are in config.json, all scores in result.json.'
   return '\n\n'.join((f'# {folder.name}', about.strip(), table, files, use)) + '\n'
-
-
-def _folder(name: str) -> pathlib.Path:
-  return choose('model', name, {known: MODELS / known for known in names()})
 
 
 def _result(folder: pathlib.Path) -> dict[str, Any]:

@@ -73,17 +73,29 @@ def restore(
   config.data.update({key: value for key, value in moved.items() if value})
   checkpoints = open_read_only(workdir)
   step = checkpoints.find(checkpoint)
-  mesh, task = _make_mesh(jax.devices() if devices is None else devices, config), make_task(config, dataset)
+  mesh = _make_mesh(jax.devices() if devices is None else devices, config)
+  task, model = make_network(config, dataset, mesh.devices.flat[0].platform)
   if dataset is None:
     check_data(workdir, task.identity())
-  if mesh.devices.flat[0].platform != 'tpu' and (config.model.stage2 or {}).get('implementation') == 'pallas':
-    config.model.stage2.implementation = 'xla'  # the same sums; the Pallas kernels are for TPUs
-  model = task.make_model(config.model)
   abstract = abstract_params(model, task.shape)
   former = with_gone(abstract)
   former = former and with_sharding(former, mesh)
   params = checkpoints.restore_params(step, with_sharding(abstract, mesh), former, average=average)
   return Restored(config, mesh, task, step, model, params)
+
+
+def make_network(config: ConfigDict, dataset: Any, platform: str) -> tuple[Task, nn.Module]:
+  """Return the task and the network of a run, for devices of a platform. This may change `config`.
+
+  Args:
+    config: the config of the run.
+    dataset: the data set. None: the one that the config names.
+    platform: the platform, such as 'cpu'.
+  """
+  task = make_task(config, dataset)
+  if platform != 'tpu' and (config.model.stage2 or {}).get('implementation') == 'pallas':
+    config.model.stage2.implementation = 'xla'  # the same sums; the Pallas kernels are for TPUs
+  return task, task.make_model(config.model)
 
 
 def with_edits(restored: Restored, workdir: pathlib.Path, average: bool, edits: Edits | bool = True) -> Restored:

@@ -73,6 +73,12 @@ def test_every_form_of_a_run_holds_the_same_weights(toy, trained, exported, pack
     assert given.source == f'{origin} of {source}, with its head'
 
 
+def test_a_pretrained_model_is_read_where_it_is(monkeypatch):
+  monkeypatch.setattr(pretrained, 'unpack', None)  # several processes could not make its run folder
+  found = own_weights.find('laptop-cifar10-hyperbf', 'init_from')
+  assert (found.origin, len(found.data.classes), len(found.mean)) == ('the pretrained model', 10, 3)
+
+
 def test_a_run_that_learns_nothing_keeps_what_it_started_from(toy, trained, tmp_path):
   config = toy('model=hyperbf', **LEARNED, init_from=str(trained), **{'optimizer.learning_rate': 0.0})
   printed = io.StringIO()
