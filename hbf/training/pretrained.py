@@ -105,6 +105,8 @@ def unpack(name: str, workdir: pathlib.Path | None = None) -> pathlib.Path:
       _write_checkpoint(read_params(name), _result(source)['steps'], made / 'checkpoints')
       made.rename(folder)
   except OSError as error:
+    if _same(folder / 'result.json', source / 'result.json'):  # another process was faster
+      return folder
     raise UserError(f'{folder} could not be written ({error}): choose another --workdir') from error
   return folder
 

@@ -68,6 +68,19 @@ def test_an_unknown_name_and_a_folder_in_use_are_refused(models, tmp_path):
   assert [path.name for path in (tmp_path / 'mine').iterdir()] == ['file']
 
 
+def test_two_first_uses_at_once_share_one_folder(models, monkeypatch):
+  write = pretrained._write_checkpoint
+
+  def slower(*given):
+    monkeypatch.setattr(pretrained, '_write_checkpoint', write)
+    pretrained.unpack('toy')  # as another process does meanwhile
+    write(*given)
+
+  monkeypatch.setattr(pretrained, '_write_checkpoint', slower)
+  folder = pretrained.unpack('toy')
+  assert [*folder.parent.iterdir()] == [folder] and folder == pretrained.default_workdir('toy')
+
+
 def test_damaged_weights_leave_no_folder(models, tmp_path):
   (models / 'toy' / 'model.safetensors').write_bytes(b'torn')
   with pytest.raises(UserError):
