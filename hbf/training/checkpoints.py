@@ -287,12 +287,12 @@ class Checkpoints:
     self._reader.close()
 
 
-def has_checkpoint(folder: pathlib.Path) -> bool:
-  """Return True if the folder has a complete checkpoint. The folder may be missing."""
+def latest_step(folder: pathlib.Path) -> int | None:
+  """Return the step of the newest checkpoint in a folder, which may be missing. None if there is no checkpoint."""
   if not folder.is_dir():
-    return False
+    return None
   with contextlib.closing(Checkpoints(folder, read_only=True)) as checkpoints:
-    return checkpoints.latest is not None
+    return checkpoints.latest
 
 
 def _manager(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:

@@ -10,7 +10,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from hbf.errors import UserError
-from hbf.training.checkpoints import Checkpoints
+from hbf.training.checkpoints import latest_step
 from hbf.training.experiment import Plan
 from hbf.training.optimizer import make_schedule
 from hbf.training.schema import stamp
@@ -40,7 +40,7 @@ def lengthen(workdir: pathlib.Path, plan: Plan, identity: Mapping[str, Any]) -> 
   if after <= before or differences(workdir, _with_epochs(plan.config, before)):
     return
   check_data(workdir, identity)
-  latest = Checkpoints(workdir / 'checkpoints', read_only=True).latest or 0
+  latest = latest_step(workdir / 'checkpoints') or 0
   schedule, steps = make_schedule(stored.optimizer, dataclasses.replace(plan.clock, epochs=before)), np.arange(latest)
   plateau = stored.optimizer.schedule == 'plateau'  # the last evaluation may have another time in the longer run
   if plateau or not np.array_equal(_rates(schedule, steps), _rates(plan.schedule, steps)):

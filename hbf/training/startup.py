@@ -20,7 +20,7 @@ from hbf.evaluation.tables import say
 from hbf.models.matching import units_of
 from hbf.tasks.registry import make_task
 from hbf.training import processes
-from hbf.training.checkpoints import Checkpoints, has_checkpoint
+from hbf.training.checkpoints import Checkpoints, latest_step
 from hbf.training.experiment import Experiment, Plan, prepare
 from hbf.training.lengthen import lengthen
 from hbf.training.machine import device_name
@@ -51,7 +51,9 @@ def prepare_run(
   with processes.raise_everywhere():
     check_place(workdir)
     config = with_measured(resolve(config), workdir)
-  resumed = processes.on_first_process(lambda: bool(config.init_from) and has_checkpoint(workdir / 'checkpoints'))
+  resumed = processes.on_first_process(
+    lambda: bool(config.init_from) and latest_step(workdir / 'checkpoints') is not None
+  )
   if jax.process_count() > 1:
     _check_same(config, dataset)
   experiment = prepare(config, resumed, devices, dataset)

@@ -55,25 +55,27 @@ def assert_same_parameters(one, other):
 
 @pytest.fixture
 def described(whole, tmp_path):
-  """Return a function that copies the finished run and changes optimizer options in its config.json."""
+  """Return a function that copies the finished run and changes keys in its config.json."""
 
-  def make(**optimizer):
+  def make(changes):
     folder = shutil.copytree(whole, tmp_path / 'copy')
     stored = json.loads((folder / 'config.json').read_text())
-    stored['optimizer'] |= optimizer
+    for key, value in changes.items():
+      section, name = key.split('.')
+      stored[section][name] = value
     (folder / 'config.json').write_text(json.dumps(stored))
-    return folder, {f'optimizer.{key}': value for key, value in optimizer.items()}
+    return folder
 
   return make
 
 
-@pytest.mark.parametrize('optimizer', [
-  {'schedule': 'cosine'},
-  {'warmup': '10%'},
-  {'schedule': 'wsd', 'decay': '60%'},
+@pytest.mark.parametrize('changes', [
+  {'optimizer.schedule': 'cosine'},
+  {'optimizer.warmup': '10%'},
+  {'optimizer.schedule': 'wsd', 'optimizer.decay': '60%'},
 ], ids=str)  # fmt: skip
-def test_other_learning_rates_so_far_are_refused(config, described, optimizer):
-  folder, changes = described(**optimizer)
+def test_other_learning_rates_so_far_are_refused(config, described, changes):
+  folder = described(changes)
   before = contents(folder)
   with pytest.raises(UserError, match=r'cannot be lengthened. Expected a constant schedule.*--config.init_from='):
     train(config(2.0, **changes), folder, QUIET, ONE)
@@ -81,13 +83,20 @@ def test_other_learning_rates_so_far_are_refused(config, described, optimizer):
 
 
 def test_wsd_may_go_on_before_its_decay(config, described):
-  folder, changes = described(schedule='wsd', decay='1steps')  # a decay of one step has not begun at its start
-  with startup.claimed(folder, prepare(config(2.0, **changes), devices=ONE), identity_of(folder)):
-    assert load_config(folder).train.epochs == 2.0 and not (folder / 'result.json').exists()
+  changes = {'optimizer.schedule': 'wsd', 'optimizer.decay': '1steps'}  # the decay has not begun at its start
+  assert_lengthened(described(changes), config(2.0, **changes))
 
 
-def identity_of(folder):
-  return json.loads((folder / 'data.json').read_text())
+def test_a_run_without_checkpoints_may_become_longer(config, described):
+  folder = described({})
+  shutil.rmtree(folder / 'checkpoints')
+  assert_lengthened(folder, config(2.0))
+
+
+def assert_lengthened(folder, config):
+  identity = json.loads((folder / 'data.json').read_text())
+  with startup.claimed(folder, prepare(config, devices=ONE), identity):
+    assert load_config(folder).train.epochs == config.train.epochs and not (folder / 'result.json').exists()
 
 
 def test_fewer_epochs_and_other_keys_are_another_run(config, whole):

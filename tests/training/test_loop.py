@@ -92,7 +92,7 @@ def test_no_report_is_faster_than_its_steps(tmp_path, toy, monkeypatch):
 
 def test_a_finished_run_is_not_touched_again(finished, monkeypatch):
   workdir, config, result = finished
-  monkeypatch.setattr(startup, 'has_checkpoint', None)  # only a run that starts from a file has to know
+  monkeypatch.setattr(startup, 'latest_step', None)  # only a run that starts from a file has to know
   before = files_in(workdir)
   assert train(config, workdir, QUIET, ONE) == result
   assert files_in(workdir) == before
