@@ -6,7 +6,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from toy_runs import ONE, QUIET, assert_same_run, params_of, stop_at
+from toy_runs import ONE, QUIET, assert_same_run, params_of, stop_at, timeless
 
 from hbf.errors import UserError
 from hbf.training import startup
@@ -80,6 +80,37 @@ def test_other_learning_rates_so_far_are_refused(config, described, changes):
   with pytest.raises(UserError, match=r'cannot be lengthened. Expected a constant schedule.*--config.init_from='):
     train(config(2.0, **changes), folder, QUIET, ONE)
   assert contents(folder) == before
+
+
+@pytest.mark.parametrize('changes', [
+  {'train.patience': 3, 'evaluate.every': '8steps'},  # the shorter run also evaluates at its end, step 21
+  {'optimizer.schedule': 'plateau', 'evaluate.every': '50%'},
+], ids=str)  # fmt: skip
+def test_scores_at_other_steps_are_refused_if_the_run_depends_on_them(config, described, changes):
+  folder = described(changes)
+  before = contents(folder)
+  with pytest.raises(UserError, match=r'evaluations at other steps until step 21 .* Expected a period in steps'):
+    train(config(2.0, **changes), folder, QUIET, ONE)
+  assert contents(folder) == before
+
+
+@pytest.mark.parametrize('changes', [
+  {'evaluate.every': '8steps'},
+  {'train.patience': 3, 'optimizer.schedule': 'plateau'},  # with an evaluation after each epoch
+], ids=str)  # fmt: skip
+def test_scores_at_the_same_steps_or_of_no_use_allow_more_epochs(config, described, changes):
+  assert_lengthened(described(changes), config(2.0, **changes))
+
+
+@pytest.mark.slow
+def test_a_rate_that_follows_the_scores_goes_on_exactly(config, tmp_path):
+  changes = {'optimizer.schedule': 'plateau', 'optimizer.plateau_patience': 1, 'train.patience': 9}
+  changes |= {'evaluate.every': '0.25epochs', 'optimizer.learning_rate': 0.1, 'optimizer.plateau_factor': 0.5}
+  for epochs, folder in ((1.0, 'run'), (2.0, 'run'), (2.0, 'whole')):
+    train(config(epochs, **changes), tmp_path / folder, QUIET, ONE)
+  assert_same_parameters(tmp_path / 'run', tmp_path / 'whole')
+  rates = [line['learning_rate'] for line in timeless(tmp_path / 'run') if line['split'] == 'train']
+  assert rates[-1] < rates[0]
 
 
 def test_wsd_may_go_on_before_its_decay(config, described):
