@@ -101,11 +101,34 @@ def local_copy(address: str | os.PathLike[str]) -> pathlib.Path:
         if (files := _newest(bucket)) is None:
           raise _no_run(bucket)
         with contextlib.suppress(FileNotFoundError):  # the run goes on, and has just replaced this state
-          _download(bucket, files, folder, home / 'copy-downloads')
-          _remove_checkpoints(folder, files)
-          (folder / COPY).write_text(bucket.address)
+          _update_copy(bucket, files, folder, home)
           return folder
   raise UserError(f'{bucket.address} lacks files that its manifest names: {CURE}')
+
+
+def _update_copy(bucket: Bucket, files: _Files, folder: pathlib.Path, home: pathlib.Path) -> None:
+  """Bring a copy for reading to the state of a manifest. Files that commands wrote into the copy stay.
+
+  Args:
+    bucket: the objects of the run.
+    files: the files of the manifest.
+    folder: the copy.
+    home: the folder of all local files for this run. Its copy.json has the names of the files that the copy may have
+      from the bucket.
+
+  Raises:
+    FileNotFoundError: an object is missing.
+    UserError: a file is damaged.
+  """
+  listed = home / 'copy.json'
+  stored = read_json(listed, 'remove it', 'names') or {'names': []}
+  write_json(listed, {'names': sorted({*stored['names'], *files})})  # if this process is killed, none is forgotten
+  _download(bucket, files, folder, home / 'copy-downloads')
+  for name in (_inodes(folder).keys() & stored['names']) - files.keys():
+    (folder / name).unlink()
+  _remove_checkpoints(folder, files)
+  write_json(listed, {'names': sorted(files)})
+  (folder / COPY).write_text(bucket.address)
 
 
 class Mirror:

@@ -293,6 +293,19 @@ def test_a_copy_is_for_reading():
     pass
 
 
+def test_a_copy_loses_what_the_run_has_no_longer_and_keeps_what_commands_wrote():
+  with mirrored(ADDRESS, QUIET) as folder:
+    fill(folder, 4)
+    (folder / 'learned.npz').write_text('classes')
+  (local_copy(ADDRESS) / 'explain.html').write_text('page')
+  with mirrored(ADDRESS, QUIET) as folder:
+    (folder / 'learned.npz').unlink()
+    fill(folder, 8)
+    left = contents(folder)
+  for _ in range(2):
+    assert contents(local_copy(ADDRESS)) == left | {'explain.html': 'page'}
+
+
 def test_a_folder_that_grows_is_caught_at_one_moment(tmp_path, monkeypatch):
   fill(tmp_path / 'run', 4)
   inodes, calls = mirror._inodes, []
