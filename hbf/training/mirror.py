@@ -33,9 +33,11 @@ from hbf.errors import UserError
 from hbf.evaluation.tables import say
 from hbf.training.bucket import Bucket, Lock, LockLost, is_bucket
 from hbf.training.machine import cache_folder
+from hbf.training.side_file import EDITS, LEARNED
 from hbf.training.workdir import COPY, CURE, held, naming_trouble, parse_json, read_json, write_json
 
 POLL = 0.5  # seconds between two looks for a new checkpoint
+_REMOVABLE = ('result.json', EDITS, LEARNED)  # a longer run, `hbf edit` and `hbf learn` remove these
 _TRIES = 20  # attempts to catch a folder while nothing in it appears or vanishes
 _Files = dict[str, dict[str, Any]]  # name in the run folder: {'sha256': …, 'bytes': …}
 
@@ -373,8 +375,11 @@ def _inodes(folder: pathlib.Path) -> dict[str, int]:
 
 
 def _has(folder: pathlib.Path, files: _Files) -> bool:
-  """Return True if a folder has the files of a manifest. Newer checkpoints may be in place of the manifest's."""
-  others = [name for name in files if not name.startswith('checkpoints/')]
+  """Return True if a folder has the files of a manifest, or is ahead of it.
+
+  Newer checkpoints may be in place of the manifest's. Files that a command may have removed may be missing.
+  """
+  others = [name for name in files if not name.startswith('checkpoints/') and name not in _REMOVABLE]
   wanted, there = _steps(files), _steps(_inodes(folder))
   return all((folder / name).is_file() for name in others) and max(wanted, default=0) <= max(there, default=0)
 

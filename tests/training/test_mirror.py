@@ -152,6 +152,22 @@ def test_a_run_that_was_killed_loses_nothing_in_the_same_place(monkeypatch):
     assert 'checkpoints/8/params/d/1' in contents(folder)
 
 
+def test_a_longer_run_loses_nothing_in_the_same_place(monkeypatch):
+  with mirrored(ADDRESS, QUIET) as folder:
+    fill(folder, 4)
+    (folder / 'result.json').write_text('{}')
+  with monkeypatch.context() as patch:
+    patch.setattr(mirror.Mirror, 'push', lambda _: False)
+    with pytest.raises(Killed), mirrored(ADDRESS, QUIET) as folder:
+      (folder / 'result.json').rename(folder / 'result-4.json')
+      fill(folder, 8)
+      raise Killed
+  before = contents(folder)
+  with mirrored(ADDRESS, QUIET) as folder:
+    assert contents(folder) == before
+  assert contents(local_copy(ADDRESS)) == before
+
+
 def test_a_lock_is_refused_while_its_owner_lives_and_taken_when_it_is_dead_or_gone():
   said, here = [], Bucket(ADDRESS)
   message = rf'{ADDRESS} is in use by process \d+ on .* \(since .*\): wait for it'
