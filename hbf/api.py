@@ -93,6 +93,9 @@ def train(
       state     params, opt_state and average on the devices. The next steps overwrite these arrays. To keep some,
               copy them, for example with `jax.device_get(state.params)`
 
+  If a run stopped during an evaluation, the same call repeats the evaluation, and calls every callback for this step
+  again. If no step followed the last logged one, 'loss' and 'accuracy' are then not numbers.
+
   If a callback returns True, the run is saved and stops. If a callback raises an exception, the run is saved and this
   function raises the exception. The devices wait until all callbacks have returned.
 

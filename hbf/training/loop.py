@@ -25,7 +25,7 @@ from hbf.training.profiling import Profiler
 from hbf.training.reporter import Reporter
 from hbf.training.result import make_result, write_result
 from hbf.training.signals import signals
-from hbf.training.state import TrainState, check_finite_state
+from hbf.training.state import Totals, TrainState, check_finite_state
 from hbf.training.stopwatch import Stopwatch
 from hbf.training.units import UnitReport
 from hbf.training.workdir import naming_trouble, read_result
@@ -73,7 +73,7 @@ def run_steps(run: TrainingRun, state: TrainState, step: int) -> tuple[TrainStat
   experiment, reporter, stopwatch = run.experiment, run.reporter, run.stopwatch
   train, due, last = experiment.inputs['train'], experiment.due, experiment.clock.steps
   if step and _evaluates(run, step) and not run.checkpoints.scored(step):  # a signal interrupted this evaluation
-    _evaluate(run, step, state)
+    _evaluate_again(run, step, state)
     if run.stopped():
       return state, step
   if step and _ends_early(run, step):
@@ -115,10 +115,7 @@ def run_steps(run: TrainingRun, state: TrainState, step: int) -> tuple[TrainStat
         state = _with_rate(run, step, state)
       ended = step == last or (scores is not None and _ends_early(run, step))
 
-      # Call the user's functions.
-      if run.callbacks:
-        with stopwatch.paused():
-          run.callbacks(step, callback_metrics(experiment, step, totals, scores), state, last=ended)
+      _call_users(run, step, totals, scores, state, ended)
 
       # Save and stop.
       stopping = run.stopped()
@@ -187,6 +184,26 @@ def _evaluate(run: TrainingRun, step: int, state: TrainState) -> tuple[dict[str,
     scores = run.reporter.validation(step, found)
     ranked = scores['average'] if run.experiment.config.checkpoint.rank == 'average' else scores
     return scores, run.checkpoints.score(step, ranked[run.experiment.task.scores[0].name])
+
+
+def _evaluate_again(run: TrainingRun, step: int, state: TrainState) -> None:
+  """Repeat the evaluation that was interrupted when the run stopped after this step, and show its scores to the user.
+
+  The user's functions were called for this step already, but without scores.
+  """
+  scores, _ = _evaluate(run, step, state)
+  if scores is not None:
+    ended = step == run.experiment.clock.steps or _ends_early(run, step)
+    _call_users(run, step, state.totals, scores, _with_rate(run, step, state), ended)
+
+
+def _call_users(
+  run: TrainingRun, step: int, totals: Totals, scores: dict[str, Any] | None, state: TrainState, ended: bool
+) -> None:
+  """Call the user's functions after a step. See `Callbacks` and `callback_metrics` for the arguments."""
+  if run.callbacks:
+    with run.stopwatch.paused():
+      run.callbacks(step, callback_metrics(run.experiment, step, totals, scores), state, last=ended)
 
 
 def train(

@@ -65,11 +65,11 @@ def parts(stopped, tmp_path):
   return shutil.copytree(stopped, tmp_path / 'run')
 
 
-def goes_on(finished, workdir):
+def goes_on(finished, workdir, callbacks=()):
   """Continue a run to its end, and check that it equals the finished one. Return its output."""
   whole, config, result = finished
   said = io.StringIO()
-  found = train(config, workdir, Console(file=said, width=1000), ONE)
+  found = train(config, workdir, Console(file=said, width=1000), ONE, callbacks=callbacks)
   assert found['correct'] == result['correct']
   assert_same_run(whole, workdir)
   assert_timed(found, config, result['steps'])
@@ -132,10 +132,13 @@ def test_a_full_disk_ends_in_a_line_and_the_same_call_goes_on_when_there_is_room
 def test_sigterm_during_evaluation_is_answered_within_two_batches(
   finished, tmp_path, monkeypatch, split, step, pass_
 ):
-  """The evaluation is of the parameters, or of their average. The continued run repeats it."""
+  """The evaluation is of the parameters, or of their average. The continued run repeats it for the callbacks too."""
   config = finished[1].copy_and_resolve_references()
   examples = {'validation': 144, 'test': finished[2]['n']}[split]
-  batches, passes, after = Input.batches, [], []
+  batches, passes, after, scored = Input.batches, [], [], []
+
+  def watch(step, metrics, state):
+    scored.extend([step] * ('validation' in metrics))
 
   def interrupting(self, order, start, stop):
     asked = isinstance(order, EvalOrder) and order.examples == examples
@@ -150,11 +153,12 @@ def test_sigterm_during_evaluation_is_answered_within_two_batches(
 
   with monkeypatch.context() as patch:
     patch.setattr(Input, 'batches', interrupting)
-    assert train(config, tmp_path, QUIET, ONE) is None
+    assert train(config, tmp_path, QUIET, ONE, callbacks=[watch]) is None
   assert 1 <= len(after) <= 2 and len(passes) == pass_
   assert Checkpoints(tmp_path / 'checkpoints', read_only=True).latest == step
   assert (split, step) not in [(line['split'], line['step']) for line in timeless(tmp_path)]
-  assert f'goes on after step {step}' in goes_on(finished, tmp_path)
+  assert f'goes on after step {step}' in goes_on(finished, tmp_path, [watch])
+  assert scored == [21, 41]
 
 
 @pytest.mark.parametrize('kind', ['device', pytest.param('stream', marks=pytest.mark.slow)])
