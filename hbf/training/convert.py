@@ -16,11 +16,10 @@ from hbf.interop import authors
 from hbf.interop.authors.positions import interpolate
 from hbf.interop.network import read_file
 from hbf.models.matching import units_of
-from hbf.training.average import with_average
 from hbf.training.checkpoints import Checkpoints
 from hbf.training.experiment import Experiment, prepare
-from hbf.training.skipping import with_skips
-from hbf.training.state import Totals, TrainState
+from hbf.training.programs import with_extras
+from hbf.training.state import TrainState, fresh_state
 from hbf.training.workdir import claim, locked
 
 
@@ -31,8 +30,8 @@ def write(workdir: pathlib.Path, experiment: Experiment, params: Mapping[str, An
     UserError: the folder exists.
   """
   params = jax.tree.map(jnp.asarray, params)
-  state = TrainState(jnp.zeros((), jnp.int32), params, experiment.optimizer.init(params), Totals.zeros())
-  write_state(workdir, experiment, with_skips(with_average(state, experiment.config), experiment.config))
+  state = fresh_state(params, experiment.optimizer, experiment.objective)
+  write_state(workdir, experiment, with_extras(state, experiment.config))
 
 
 def write_state(workdir: pathlib.Path, experiment: Experiment, state: TrainState) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from hbf.data.pipeline.inputs import Batch, Resident
 from hbf.training.average import averaging, with_average
@@ -27,9 +28,14 @@ def make_init(plan: Plan, objective: Objective) -> Init:
   def init(resident: Resident, stack: Batch, given: Mapping[str, Any]) -> TrainState:
     batch = jax.tree.map(lambda z: z[0], stack)
     state = init_state(plan.model, plan.optimizer, objective, resident, batch, given)
-    return with_skips(with_average(state, plan.config), plan.config)
+    return with_extras(state, plan.config)
 
   return init
+
+
+def with_extras(state: TrainState, config: ConfigDict) -> TrainState:
+  """Return a fresh state with what steps of `jit_steps` also need: an average and counts of skipped steps, if any."""
+  return with_skips(with_average(state, config), config)
 
 
 def jit_steps(plan: Plan, objective: Objective, mesh: Mesh, state: TrainState) -> Any:

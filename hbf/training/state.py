@@ -166,6 +166,11 @@ def init_state(
   """
   inputs = objective.task.eval_batch(resident, batch).inputs
   params = model.init(jax.random.key(objective.seed), inputs, train=False)['params'] | (given or {})
+  return fresh_state(params, optimizer, objective)
+
+
+def fresh_state(params: Any, optimizer: optax.GradientTransformation, objective: Objective) -> TrainState:
+  """Return the state of a run before its first step, with these parameters and sums of 0."""
   norms = GradientNorms.zeros() if objective.norms else None
   return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), Totals.zeros(), norms=norms)
 
