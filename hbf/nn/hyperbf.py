@@ -51,10 +51,11 @@ class HyperBFAttention(CheckedModule):
       head adds the distance of positions p to the distance of contents: ‖W(q − k)‖²/2σ² + ‖(p_q − p_k − o)/s‖²/2.
       The offset o and the scale s are learned. For a token without a position and for a learned center, the added
       distance is 0. This costs 2 C N H operations for each token. C is the number of additional coordinates in
-      a head: 4 for images and 3 for texts, or three times as many if `dtype` is bfloat16. With 'adaptive' o and s
-      also depend on the query. This costs another 2 D (P + 1) operations for positions of P dimensions. With
-      'rotary' queries and keys are rotated by their positions. This needs metric identity, because its distances do
-      not change if both vectors are rotated in the same way.
+      a head: 4 for images and 3 for texts. If `dtype` is bfloat16, there are three times as many up to 32 tokens
+      along an axis, and six times as many beyond. With 'adaptive' o and s also depend on the query. This costs
+      another 2 D (P + 1) operations for positions of P dimensions. With 'rotary' queries and keys are rotated by
+      their positions. This needs metric identity, because its distances do not change if both vectors are rotated in
+      the same way.
     mimetic: α. The projections of queries and keys start with Wq Wkᵀ ≈ α (Z + I) for a random matrix Z, see
       `hbf.nn.projections.mimetic_init`. With α near 0.7, the initial σ suits the norms of queries and keys. 0: these
       projections start like all others.

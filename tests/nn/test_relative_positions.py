@@ -282,6 +282,34 @@ def test_short_types_hold_the_distances_of_narrow_heads_of_16_by_16_patches(step
   np.testing.assert_allclose(products, expected, atol=tolerance)
 
 
+@pytest.mark.parametrize(('dtype', 'coordinates'), [('float16', 18), ('bfloat16', 18), ('float64', 3)])
+def test_other_types_hold_the_distances_of_a_narrow_head_of_a_long_text_as_well_as_float32(dtype, coordinates):
+  """At the ends of 1,024 tokens ‖p‖²/2s² is a million, and −1/s² · ‖p‖²/2 cancels it beside the offset."""
+  params = {'position_offset': np.full((H, 1, 1), 1.13, 'f'), 'position_log_sigma': np.full((H, 1, 1), -1, 'f')}
+  text = np.arange(1024, dtype='f')[:, None]
+  middle = np.arange(8, 1016)
+  errors = {}
+  for kind in ('float32', dtype):
+    with jax.enable_x64(kind == 'float64'):
+      queries, keys = jax.jit(_Coordinates(kind).apply)({'params': params}, None, context(text))
+    assert queries.dtype == keys.dtype == kind
+    queries, keys = (np.asarray(z[0], np.float64) for z in (queries, keys))
+    seen = [
+      np.abs((queries[middle] * keys[middle - back]).sum(-1) + (back - np.float32(1.13)) ** 2 / 2 * np.exp(2))
+      for back in range(-1, 4)
+    ]
+    errors[kind] = np.max(seen)
+  assert keys.shape[-1] == coordinates
+  assert errors[dtype] < 1.5 * errors['float32'] < 0.2
+
+
+@pytest.mark.parametrize(('places', 'count'), [(grid(16, 16), 12), (grid(40, 40), 24), (TEXT, 9)])
+def test_where_positions_are_few_two_short_numbers_hold_a_coordinate(places, count):
+  module = _Coordinates('bfloat16')
+  shapes = jax.eval_shape(lambda: module.init_with_output(jax.random.key(0), None, context(places))[0])
+  assert [z.shape[-1] for z in shapes] == [count, count]
+
+
 def test_a_narrow_head_is_its_neighbors_mean_at_any_size_of_image():
   """If all queries and keys are 0, the output is the patches around p − o, weighted by a Gaussian."""
   module = HyperBFAttention(H, relative_positions='gaussian')

@@ -31,8 +31,9 @@ class SoftmaxAttention(CheckedModule):
       −‖(p_q − p_k − o)/s‖²/2 to a head's logits, as in HyperBF attention, for the positions p of the query and the
       key. The offset o and the scale s are learned. With 'adaptive' o and s also depend on the query. 'gaussian' and
       'adaptive' add 2 C N H operations for each token. C is the number of additional coordinates in a head: 4 for
-      images and 3 for texts, or three times as many if `dtype` is bfloat16. 'adaptive' adds another 2 D (P + 1) for
-      positions of P dimensions. 'rotary' rotates queries and keys by their positions.
+      images and 3 for texts. If `dtype` is bfloat16, there are three times as many up to 32 tokens along an axis,
+      and six times as many beyond. 'adaptive' adds another 2 D (P + 1) for positions of P dimensions. 'rotary'
+      rotates queries and keys by their positions.
     mimetic: α. The projections of queries and keys start with Wq Wkᵀ ≈ α (Z + I) for a random matrix Z, see
       `hbf.nn.projections.mimetic_init`. 0: these projections start like all others.
     dtype: type of the matrix products. Parameters are float32.
