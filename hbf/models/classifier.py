@@ -32,6 +32,11 @@ class ImageClassifier(nn.Module):
   trunk: Trunk
   classes: int
 
+  def setup(self) -> None:
+    """Name the parameters `embedding` and `block0`, not `embed/embedding` and `trunk/block0`."""
+    for part in (self.embed, self.trunk):
+      nn.share_scope(self, part)
+
   @nn.compact
   def __call__(self, images: Float[Array, 'B height width channels'], *, train: bool) -> Float[Array, 'B classes']:
     """Compute logits [B, classes] in float32 of normalized images [B, height, width, channels].
@@ -39,8 +44,6 @@ class ImageClassifier(nn.Module):
     Raises:
       UserError: the patch doesn't divide the image, or an option's value is unknown.
     """
-    for part in (self.embed, self.trunk):
-      nn.share_scope(self, part)  # parameters are `embedding` and `block0`, not `embed/embedding` and `trunk/block0`
     tokens, positions = self.embed(images, train)
     grid = (images.shape[1] // self.embed.patch, images.shape[2] // self.embed.patch)
     tokens = self.trunk(tokens, Context(train=train, positions=positions), self.embed.read, grid)

@@ -66,10 +66,13 @@ class EditedClassifier(nn.Module):
   classifier: ImageClassifier
   edits: int
 
+  def setup(self) -> None:
+    """Give the parameters of the classifier the names that they have without this module."""
+    nn.share_scope(self, self.classifier)
+
   @nn.compact
   def __call__(self, images: Float[Array, 'B height width channels'], *, train: bool) -> Float[Array, 'B classes']:
     """Compute logits [B, classes] in float32 of normalized images [B, height, width, channels]."""
-    nn.share_scope(self, self.classifier)
     seen = observe_call(self.classifier, lambda: self.classifier(images, train=train))
     return seen.logits + Corrections(self.edits, seen.logits.shape[-1], name=EDITS)(seen.points)
 

@@ -38,10 +38,13 @@ class ExtendedClassifier(nn.Module):
   classifier: ImageClassifier
   classes: int
 
+  def setup(self) -> None:
+    """Give the parameters of the classifier the names that they have without this module."""
+    nn.share_scope(self, self.classifier)
+
   @nn.compact
   def __call__(self, images: Float[Array, 'B height width channels'], *, train: bool) -> Float[Array, 'B classes']:
     """Compute logits [B, classes] in float32 of normalized images [B, height, width, channels]."""
-    nn.share_scope(self, self.classifier)
     seen = observe_call(self.classifier, lambda: self.classifier(images, train=train))
     return jnp.concatenate([seen.logits, LearnedClasses(self.classes, name=LEARNED)(*seen[::2])], axis=-1)
 

@@ -51,6 +51,10 @@ class LanguageModel(CheckedModule):
   dropout: Annotated[float, RATE] = 0.0
   dtype: Any = jnp.float32
 
+  def setup(self) -> None:
+    """Name the parameters `block0` and `norm`, not `trunk/block0` and `trunk/norm`."""
+    nn.share_scope(self, self.trunk)
+
   @nn.compact
   def __call__(
     self,
@@ -74,7 +78,6 @@ class LanguageModel(CheckedModule):
     Raises:
       UserError: the texts are longer than `length`, or an option's value is unknown.
     """
-    nn.share_scope(self, self.trunk)
     batch, length = tokens.shape
     if length > self.length:
       raise UserError(f'a text of {length} tokens is longer than the {self.length} that the model takes: cut it')

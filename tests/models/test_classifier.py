@@ -10,7 +10,9 @@ from ops import reference
 
 from hbf.errors import UserError
 from hbf.models.classifier import ImageClassifier
+from hbf.models.edited import EditedClassifier
 from hbf.models.embedding import PatchEmbedding, neighborhoods, sincos, to_patches
+from hbf.models.extended import ExtendedClassifier
 from hbf.nn.context import Context
 from hbf.nn.registry import make_stages
 from hbf.nn.trunk import Trunk
@@ -441,3 +443,17 @@ def test_without_positions_patches_are_only_embedded():
   expected = logits(model, params, images)
   del params['positions']
   np.testing.assert_array_equal(logits(none, params, images), expected)
+
+
+@pytest.mark.parametrize('wrap', [lambda z: z, lambda z: EditedClassifier(z, 2), lambda z: ExtendedClassifier(z, 2)])
+def test_a_classifier_can_be_called_twice_with_the_same_parameters(wrap):
+  """A network that compares two images (a Siamese network) does so. The parts are not given a scope a second time."""
+  model, images = wrap(make_model(pool='sequence')), jax.ShapeDtypeStruct((2, 4, 6, 3), jnp.float32)
+  params = jax.eval_shape(functools.partial(model.init, train=False), jax.random.key(0), images)
+
+  def twice(params, images):
+    bound = model.bind(params)
+    return bound(images, train=False), bound(images[::-1], train=False)
+
+  first, second = jax.eval_shape(twice, params, images)
+  assert first.shape == second.shape and first.shape[0] == 2

@@ -131,3 +131,16 @@ def test_an_unknown_token_has_logits_of_nan(unknown):
   model, texts = make(), make_texts()
   logits = model.apply(with_params(model, texts), texts.at[0, 1].set(unknown), train=False)
   assert np.isnan(logits[0, 1]).all()
+
+
+@pytest.mark.parametrize('tied', [True, False])
+def test_a_language_model_can_be_called_twice_with_the_same_parameters(tied):
+  model, texts = make(tied=tied), jax.ShapeDtypeStruct((2, LENGTH), jnp.int32)
+  params = jax.eval_shape(functools.partial(model.init, train=False), jax.random.key(0), texts)
+
+  def twice(params, texts):
+    bound = model.bind(params)
+    return bound(texts, train=False), bound(texts[::-1], train=False)
+
+  first, second = jax.eval_shape(twice, params, texts)
+  assert first.shape == second.shape == (2, LENGTH, V)
