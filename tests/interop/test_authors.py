@@ -1,5 +1,6 @@
 """Tests of the authors' weights: our models give their logits, and their code gives ours."""
 
+import dataclasses
 import itertools
 import json
 
@@ -16,6 +17,7 @@ from hbf.data.datasets import Dataset, load
 from hbf.errors import UserError
 from hbf.interop import authors, tensors
 from hbf.interop.authors.positions import interpolate
+from hbf.interop.authors.weights import needed_options
 from hbf.models.build import build_model
 from hbf.tasks.classification import Classification
 from hbf.training.convert import of_authors
@@ -217,6 +219,9 @@ def test_our_models_of_their_form_are_written(tmp_path, changes):
     {'arguments': 'model=vit', 'stage1.relative_positions': 'gaussian'},
     "needs model.stage1.relative_positions 'none', not 'gaussian'",
   ),
+  ({'stem': 'conv', 'width': 24}, "needs model.stem 'patch', not 'conv'"),
+  ({'stage2.coefficients': 'linear'}, "needs model.stage2.coefficients 'constant', not 'linear'"),
+  ({'arguments': 'model=vit', 'stage2.normalize': True}, 'needs model.stage2.normalize False, not True'),
   ({'stage1.sigma_per': 'head'}, "the sigmas of a layer's heads differ"),
   ({'stage1.metric': 'bilinear'}, "the metrics of a layer's heads differ"),
 ], ids=str)  # fmt: skip
@@ -226,6 +231,26 @@ def test_our_other_models_are_refused_with_what_stands_in_the_way(tmp_path, chan
     authors.save(tmp_path / 'ours.npz', model, {'params': random_params(model)})
   assert message in str(error.value)
   assert not (tmp_path / 'ours.npz').exists()
+
+
+# Options that the authors' code has too, or that do not change the function of trained parameters.
+HARMLESS = {
+  'embed': 'width patch dropout dtype',
+  'trunk': 'depth stage1 stage2 dropout drop_path dtype scan_layers remat',
+  'stage1': 'heads metric rank sigma_per sigma_scale mimetic dtype',
+  'stage2': """centers hidden metric rank sigma_per sigma_scale centers_init coefficients_scale output_scale radius
+    nested implementation dtype""",
+}
+
+
+@pytest.mark.parametrize('name', ['hyperbf', 'vit'])
+def test_every_option_of_a_model_is_needed_or_harmless(name):
+  """An option that `save` forgets would write a network with another function."""
+  model = our_model(f'model={name}')
+  parts = {'embed': model.embed, 'trunk': model.trunk, 'stage1': model.trunk.stage1(), 'stage2': model.trunk.stage2()}
+  for owner, part in parts.items():
+    options = {field.name for field in dataclasses.fields(part)} - {'parent', 'name', *HARMLESS[owner].split()}
+    assert {f'{owner}.{name}' for name in options} <= {*needed_options(parts['stage2'])}
 
 
 def test_other_pairs_of_stages_and_other_shapes_are_refused(tmp_path):

@@ -1,5 +1,7 @@
 """Conversion of networks to the layout of the authors' code, see `hbf.interop.authors.layout`."""
 
+from typing import Any
+
 import flax.linen as nn
 import numpy as np
 
@@ -56,20 +58,7 @@ def check_form(model: ImageClassifier) -> tuple[nn.Module, nn.Module]:
   kinds = (type(stage1), type(stage2))
   if stage2 is None or kinds not in ((HyperBFAttention, HyperBFCenters), (SoftmaxAttention, MLP)):
     raise UserError("the authors' code has the models hyperbf and vit, and no other pair of stages")
-  needed = {
-    'embed.pool': 'cls',
-    'embed.positions': 'learned',
-    'trunk.norm_epsilon': NORM_EPSILON,
-    'trunk.parallel': False,
-    'trunk.layer_scale': 0.0,
-    'stage1.relative_positions': 'none',
-  }
-  if kinds[0] is HyperBFAttention:
-    needed |= {'stage1.kernel': 'gaussian', 'stage1.qk_norm': False, 'stage1.memory': 0}
-    needed |= {'stage2.kernel': SIGNED if stage2.kernel == SIGNED else 'gaussian', 'stage2.heads': 1}
-    needed |= {'stage2.normalize_inputs': False, 'stage2.norm_affine': True, 'stage2.normalization': 'none'}
-  else:
-    needed |= {'stage1.qk_norm': False, 'stage1.qkv_bias': False, 'stage2.activation': 'relu'}
+  needed = needed_options(stage2)
   owners: dict[str, nn.Module] = {'embed': model.embed, 'trunk': model.trunk, 'stage1': stage1, 'stage2': stage2}
   options = {key: getattr(owners[key.split('.')[0]], key.split('.')[1]) for key in needed}
   keys = {key: f'model.{key}'.replace('embed.', '').replace('trunk.', '') for key in needed}  # as in a config
@@ -80,6 +69,31 @@ def check_form(model: ImageClassifier) -> tuple[nn.Module, nn.Module]:
   if wrong:
     raise UserError(f"the authors' code needs {', '.join(wrong)}")
   return stage1, stage2
+
+
+def needed_options(stage2: nn.Module) -> dict[str, Any]:
+  """Return the options of a model that the authors' code needs, with their values, from the model's stage 2.
+
+  The code can compute the model with any values of the other options.
+  """
+  needed = {
+    'embed.pool': 'cls',
+    'embed.positions': 'learned',
+    'embed.stem': 'patch',
+    'embed.whiten': False,
+    'trunk.norm_epsilon': NORM_EPSILON,
+    'trunk.parallel': False,
+    'trunk.layer_scale': 0.0,
+    'trunk.merge': 0,
+    'stage1.relative_positions': 'none',
+    'stage1.qk_norm': False,
+  }
+  if not isinstance(stage2, HyperBFCenters):
+    return needed | {'stage1.qkv_bias': False, 'stage2.activation': 'relu', 'stage2.normalize': False}
+  needed |= {'stage1.kernel': 'gaussian', 'stage1.memory': 0}
+  needed |= {'stage2.kernel': SIGNED if stage2.kernel == SIGNED else 'gaussian', 'stage2.heads': 1}
+  needed |= {'stage2.normalize_inputs': False, 'stage2.norm_affine': True, 'stage2.normalization': 'none'}
+  return needed | {'stage2.coefficients': 'constant'}
 
 
 def _from_norm(name: str, params: Params) -> dict[str, np.ndarray]:
