@@ -125,6 +125,26 @@ def test_the_operator_is_its_docstring():
   close(heads[1], defined(-x, t, c, 2.0))
 
 
+@pytest.mark.parametrize('shape', [(2, 1, 4), (2, 1, 1)])
+@pytest.mark.parametrize(
+  'options',
+  [
+    {'kernel': 'laplacian', 'mask': np.ones((5, 4), bool)},
+    {'kernel': 'laplacian', 'implementation': 'plain'},
+    {'kernel': 'multiquadric', 'normalization': 'none'},
+    {'kernel': 'ball_relu', 'normalization': 'none', 'radius': np.float32([[[2.5]], [[1.5]]])},
+    {'causal': True},
+  ],
+)
+def test_sigma_and_radius_may_have_axes_that_the_centers_lack(shape, options):
+  """Each of two sets of points has its own sigmas. The result is that of each set alone."""
+  x, t, c, sigma = draw((2, 5, 3), (4, 3), (4, 2), shape)
+  sigma, radius = np.abs(sigma) + 0.5, options.get('radius', [0.0, 0.0])
+  found = hbf.hyperbf(x, t, c, sigma=sigma, **options)
+  for h in range(2):
+    close(found[h], hbf.hyperbf(x[h], t, c, **options | {'sigma': sigma[h], 'radius': radius[h]}))
+
+
 X, T, C = draw((5, 3), (4, 3), (4, 2))
 
 

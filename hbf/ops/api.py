@@ -106,6 +106,9 @@ def hyperbf(
     if mask.dtype != bool:
       raise UserError(f'mask has type {mask.dtype}: expected booleans, True where a point sees a center')
     _check_broadcasts('mask', mask, (*leading, points, count))
+  # For the operator, a sigma and a radius have no leading axes that the centers lack.
+  own = jnp.broadcast_shapes(centers.shape[:-2], sigma.shape[:-2], jnp.shape(squared_radius)[:-2])
+  centers = jnp.broadcast_to(centers, (*own, count, dimensions))
   dtype = jnp.promote_types(x.dtype, centers.dtype)
   basis = RadialBasis(
     kernel, sigma, metric=name, weights=weights, normalization=normalization, squared_radius=squared_radius
