@@ -15,6 +15,7 @@ from hbf.errors import choose
 from hbf.ops.row_major import row_major
 
 _PRODUCTS = '...nd,...ad->...na'
+_ROUNDING = 1e-3  # scaled squared distances from minus this number to 0 count as rounding errors
 
 
 def sum_dtype(*dtypes: Any) -> jnp.dtype:
@@ -146,7 +147,18 @@ def squared_distances(
     be negative.
   """
   squares = distances(points, centers, metric, weights, scale, dot_only_dims)()
-  return squares if metric == 'bilinear' else jnp.maximum(squares, 0)
+  return squares if metric == 'bilinear' else not_negative(squares)
+
+
+@jax.custom_jvp
+def not_negative(s: Float[Array, '...']) -> Float[Array, '...']:
+  """Compute max(s, 0). The derivative is 1 at s = 0, and also where rounding took a distance s slightly below 0."""
+  return jnp.maximum(s, 0)
+
+
+# At a tie JAX's derivative of a maximum is ½. A distance of 0 has first derivatives of 0, so this error would show
+# only in second derivatives.
+not_negative.defjvps(lambda tangent, _, s: jnp.where(s < -_ROUNDING, 0, tangent))
 
 
 def split_dot_only(z: jax.Array, dot_only_dims: int) -> tuple[jax.Array, jax.Array]:

@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from hbf.ops.distances import not_negative
+
 
 def gaussian(s: Float[Array, '...']) -> Float[Array, '...']:
   """Compute log K = −s. s may be negative: with metric `bilinear` it is not always a squared distance."""
@@ -34,12 +36,12 @@ def laplacian(s: Float[Array, '...']) -> Float[Array, '...']:
 
 def rational_quadratic(s: Float[Array, '...']) -> Float[Array, '...']:
   """Compute log K = −log(1 + s), for the Student kernel K = 1 / (1 + s), a scale mixture of Gaussians."""
-  return -jnp.log1p(jnp.maximum(s, 0))
+  return -jnp.log1p(not_negative(s))
 
 
 def inverse_multiquadric(s: Float[Array, '...']) -> Float[Array, '...']:
   """Compute log K = −½ log(1 + 2s), for K = 1 / √(1 + r²/σ²)."""
-  return -0.5 * jnp.log1p(jnp.maximum(2 * s, 0))
+  return -0.5 * jnp.log1p(2 * not_negative(s))
 
 
 KERNELS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -56,7 +58,7 @@ def multiquadric(s: Float[Array, '...']) -> Float[Array, '...']:
 
   K grows with the distance, and −K is conditionally positive definite of order 1.
   """
-  return jnp.sqrt(1 + jnp.maximum(2 * s, 0))
+  return jnp.sqrt(1 + 2 * not_negative(s))
 
 
 def thin_plate(s: Float[Array, '...']) -> Float[Array, '...']:
@@ -74,9 +76,23 @@ def wendland(s: Float[Array, '...']) -> Float[Array, '...']:
   It is positive definite in up to three dimensions. With this support, it has the same curvature at the center as the
   Gaussian of the same σ.
   """
-  away = s > 0
-  u = jnp.where(away, jnp.sqrt(jnp.where(away, s / 10, 1.0)), 0.0)
+  return _wendland(not_negative(s))
+
+
+@jax.custom_jvp
+def _wendland(s: jax.Array) -> jax.Array:
+  u = _wendland_radius(s)
   return nn.relu(1 - u) ** 4 * (1 + 4 * u)
+
+
+# The chain rule over u, which has a kink at s = 0, would give 0 there.
+_wendland.defjvps(lambda tangent, _, s: -(nn.relu(1 - _wendland_radius(s)) ** 3) * tangent)
+
+
+def _wendland_radius(s: jax.Array) -> jax.Array:
+  """Return u = √(s/10). Its derivative at s = 0 is set to 0."""
+  away = s > 0
+  return jnp.where(away, jnp.sqrt(jnp.where(away, s / 10, 1.0)), 0.0)
 
 
 # Kernels K as functions of s. Their centers have no radius ρ, only σ.
