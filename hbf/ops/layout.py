@@ -1,23 +1,31 @@
 """The layout of arrays on JAX's mesh of devices (`jax.set_mesh`), described by the names of the mesh axes.
 
 Batches are split over the mesh axes `BATCH`. Heads, hidden units and centers are split over the axis `TENSOR`.
-Without a mesh, or on a mesh of one device, these functions do nothing.
+Without a mesh, or on a mesh of one device, these functions do nothing. They also do nothing for axes whose layout is
+not XLA's to choose (of a type other than `AxisType.Auto`), as inside of `jax.shard_map`.
 """
 
 import math
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 
 BATCH = ('data', 'fsdp')
 TENSOR = ('tensor',)
 
 
+def _sizes() -> dict[str, int]:
+  """Return the sizes of the mesh axes over which XLA splits arrays, by name."""
+  mesh = jax.sharding.get_abstract_mesh()
+  axes = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
+  return {name: size for name, size, kind in axes if kind == AxisType.Auto}
+
+
 def shares(axes: tuple[str, ...]) -> int:
   """Return the number of shards along the given mesh axes."""
-  mesh = jax.sharding.get_abstract_mesh()
-  return math.prod(mesh.shape.get(axis, 1) for axis in axes)
+  sizes = _sizes()
+  return math.prod(sizes.get(axis, 1) for axis in axes)
 
 
 def constrain(z: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
@@ -27,8 +35,7 @@ def constrain(z: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
     z: any array.
     *axes: for each axis of the array, the mesh axes that split it. None: the axis is not split.
   """
-  mesh = jax.sharding.get_abstract_mesh()
-  if not {*BATCH, *TENSOR} <= {*mesh.axis_names} or mesh.size == 1:
+  if not {*BATCH, *TENSOR} <= {*_sizes()} or jax.sharding.get_abstract_mesh().size == 1:
     return z
   if any(length % shares(over or ()) for length, over in zip(z.shape, axes, strict=True)):
     return z

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, PartitionSpec
 from nn.drawn import apply, random_params
 from ops import reference
 from sampled import sampled
@@ -20,6 +21,7 @@ from hbf.nn.context import Context
 from hbf.nn.hyperbf import HyperBFAttention
 from hbf.nn.registry import MODELS, STAGE1, STAGE2, make_stages, size_option, stage_names, stage_options
 from hbf.nn.traits import traits_of
+from hbf.training.sharding import AXES
 
 B, N, D = 2, 5, 8
 TRAIN = Context(train=True)
@@ -401,3 +403,15 @@ def test_softmax_attention_needs_a_width_divisible_by_the_heads():
 def test_unknown_activation_names_the_nearest():
   with pytest.raises(UserError, match="did you mean 'gelu'"):
     MLP(4, 'geluu', 1.0).init(jax.random.key(0), make_tokens())
+
+
+@pytest.mark.parametrize('kind', [AxisType.Auto, AxisType.Explicit])
+def test_a_block_runs_where_xla_does_not_choose_the_layout(kind):
+  """The axes of shard_map and explicit axes have the names of this project's mesh here."""
+  tokens = jnp.ones((4, N, D))
+  params = jax.eval_shape(make_block().init, jax.random.key(0), tokens)
+  mesh = jax.make_mesh((2, 1, 1), AXES, axis_types=(kind,) * len(AXES), devices=jax.devices()[:2])
+  rows = PartitionSpec('data')
+  with jax.set_mesh(mesh):
+    run = jax.shard_map(make_block().apply, in_specs=(PartitionSpec(), rows), out_specs=rows)
+    assert jax.eval_shape(run if kind == AxisType.Auto else make_block().apply, params, tokens).shape == tokens.shape
