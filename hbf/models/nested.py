@@ -11,12 +11,13 @@ def first_centers(config: ConfigDict, params: Any, count: int) -> tuple[ConfigDi
   """Return config and parameters of the network that keeps only the first `count` centers of every stage 2.
 
   If the network was trained with the option `nested` (`hbf.nn.hyperbf.HyperBFCenters`), the smaller network stays
-  accurate. Other networks can also be cut.
+  accurate. Other networks can also be cut. If the network merges tokens (`merge` of `hbf.nn.trunk.Trunk`), the blocks
+  after that have twice as many centers, before and after the cut.
 
   Args:
     config: the `model` part of a config whose stage 2 is hyperbf. It is not changed.
     params: parameters of that model.
-    count: number of centers to keep, at least 1.
+    count: number of centers to keep in a block before tokens are merged, at least 1.
 
   Raises:
     UserError: the model has no centers in stage 2, or fewer than `count`.
@@ -27,7 +28,8 @@ def first_centers(config: ConfigDict, params: Any, count: int) -> tuple[ConfigDi
     raise UserError(f'{count} centers can not be taken: the model has {config.stage2.centers}')
   cut = config.copy_and_resolve_references()
   cut.stage2.centers = count
-  return cut, {name: _cut_block(part, count) if name.startswith('block') else part for name, part in params.items()}
+  own = {f'block{i}': 2 * count if i >= config.get('merge', 0) > 0 else count for i in range(config.depth)}
+  return cut, {name: _cut_block(part, own[name]) if name in own else part for name, part in params.items()}
 
 
 def _cut_block(block: Any, count: int) -> Any:

@@ -7,16 +7,21 @@ from nn.drawn import apply
 from hbf.config.recipes import make_config
 from hbf.config.resolve import resolve
 from hbf.errors import UserError
-from hbf.models.build import build_model
+from hbf.models.build import abstract_params, build_model
 from hbf.models.nested import first_centers
 
 IMAGES = jnp.asarray(np.random.default_rng(0).normal(size=(2, 8, 8, 3)), jnp.float32)
 
 
-def make(**stage2):
+def make_model_config(**stage2):
   config = resolve(make_config('', {'name': 'cifar10'})).model
   config.update(width=16, depth=2, heads=2)
   config.stage2.update(centers=6, **stage2)
+  return config
+
+
+def make(**stage2):
+  config = make_model_config(**stage2)
   model = build_model(config, 3)
   return config, jax.jit(lambda key: model.init(key, IMAGES, train=False))(jax.random.key(0))['params']
 
@@ -45,6 +50,16 @@ def test_balls_can_be_cut_too(radius):
   for block in ('block0', 'block1'):
     silent[block]['stage2']['coefficients'][:, 4:] = 0
   np.testing.assert_allclose(logits(*first_centers(config, params, 4)), logits(config, silent), rtol=1e-4, atol=1e-5)
+
+
+def test_blocks_after_merged_tokens_keep_twice_as_many_centers():
+  config = make_model_config()
+  config.update(pool='mean', merge=1)
+  params = jax.tree.map(lambda z: np.zeros(z.shape), abstract_params(build_model(config, 3), IMAGES.shape[1:]))
+  cut, cut_params = first_centers(config, params, 3)
+  assert [cut_params[block]['stage2']['centers'].shape[1] for block in ('block0', 'block1')] == [3, 6]
+  shapes = abstract_params(build_model(cut, 3), IMAGES.shape[1:])
+  assert jax.tree.map(np.shape, cut_params) == jax.tree.map(np.shape, shapes)
 
 
 def test_all_centers_are_the_network_and_nothing_is_changed():
