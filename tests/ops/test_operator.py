@@ -286,6 +286,15 @@ def test_bfloat16_keeps_its_type_and_stays_near_float32(normalization):
   np.testing.assert_allclose(np.asarray(result, np.float64), expected, atol=0.04 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize('normalization', reference.NORMALIZATIONS)
+@pytest.mark.parametrize('mask', [None, np.ones((N, A), bool)])
+def test_the_type_is_that_of_the_coefficients_also_for_float32_points(mask, normalization):
+  points, centers, coefficients, _ = make('identity')
+  half = jnp.asarray(coefficients, jnp.bfloat16)
+  options = {'kernel': 'gaussian', 'sigma': 1.0, 'normalization': normalization, 'mask': mask}
+  assert jax.eval_shape(functools.partial(hyperbf, **options), points, centers, half).dtype == jnp.bfloat16
+
+
 @pytest.mark.parametrize('option,wrong,near', [('kernel', 'gausian', 'gaussian'), ('normalization', 'som', 'sum')])
 def test_unknown_names_name_the_nearest(option, wrong, near):
   points, centers, coefficients, _ = make('identity')

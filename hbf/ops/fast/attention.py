@@ -98,7 +98,8 @@ def _xla_attention(
     return jnp.einsum('...na,...av->...nv', jax.nn.softmax(logits, axis=-1).astype(dtype), values)
   weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True)))
   # The sums over the keys are divided, and not the weights, because there are fewer sums than weights.
-  return jnp.einsum('...na,...av->...nv', weights, values) / weights.sum(axis=-1, keepdims=True)
+  outputs = jnp.einsum('...na,...av->...nv', weights, values) / weights.sum(axis=-1, keepdims=True)
+  return outputs.astype(dtype)
 
 
 def _stored(z: jax.Array, queries: jax.Array) -> jax.Array:
