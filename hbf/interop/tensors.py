@@ -10,11 +10,14 @@ import safetensors.numpy
 from hbf.errors import UserError, choose
 from hbf.interop import pth
 
+_PREFIXES = ('module.', '_orig_mod.')  # of a network that runs on several devices, and of one that is compiled
+
 
 def read(path: pathlib.Path) -> dict[str, np.ndarray]:
   """Return the tensors of a file by name.
 
-  PyTorch adds prefixes to the names if a network runs on several devices or is compiled. They are removed.
+  PyTorch adds prefixes to the names if a network runs on several devices or is compiled. They are removed, in any
+  order.
 
   Raises:
     UserError: the file does not exist, its ending is unknown, or it holds other things than tensors by name.
@@ -26,9 +29,8 @@ def read(path: pathlib.Path) -> dict[str, np.ndarray]:
     found = reader(path)
   except UserError as error:
     raise UserError(f'{path} cannot be read: {error}') from error
-  for prefix in ('module.', '_orig_mod.'):
-    if all(name.startswith(prefix) for name in found):
-      found = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+  while found and (prefixes := [prefix for prefix in _PREFIXES if all(name.startswith(prefix) for name in found)]):
+    found = {name.removeprefix(prefixes[0]): tensor for name, tensor in found.items()}
   return found
 
 

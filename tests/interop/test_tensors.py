@@ -37,6 +37,12 @@ def test_what_is_written_is_read(tmp_path, ending):
   assert_same(tensors.read(path), make_tensors())
 
 
+@pytest.mark.parametrize('prefix', ['module.', '_orig_mod.', 'module._orig_mod.', '_orig_mod.module.'])
+def test_prefixes_of_pytorch_are_removed_in_any_order(tmp_path, prefix):
+  tensors.write(tmp_path / 'file.npz', {prefix + name: array for name, array in make_tensors().items()})
+  assert_same(tensors.read(tmp_path / 'file.npz'), make_tensors())
+
+
 def test_a_file_of_pytorch_is_read():
   """The file has the versions of a state_dict, a parameter, views of one storage, and other types than float32."""
   base, flags = np.arange(12).reshape(3, 4), [0, 1, 1]
