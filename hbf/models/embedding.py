@@ -74,7 +74,7 @@ class PatchEmbedding(CheckedModule):
     batch, rows, columns, numbers = inputs.shape
     coordinates = np.mgrid[:rows, :columns].reshape(2, -1).T.astype(np.float32)
     tokens = nn.Dense(self.width, dtype=self.dtype, name='embedding')(inputs.reshape(-1, numbers))
-    tokens = tokens.reshape(batch, -1, self.width) + self._positions(coordinates)
+    tokens = tokens.reshape(batch, rows * columns, self.width) + self._positions(coordinates)
     if POOLS[self.pool]:
       token = self.param('class_token', nn.initializers.normal(0.02), (1, 1, self.width))
       first = jnp.broadcast_to(token, (batch, 1, self.width))
@@ -100,7 +100,7 @@ class PatchEmbedding(CheckedModule):
         z = nn.gelu(Whitening(dtype=self.dtype, name='stem0')(around))
         continue
       z = nn.Dense(channels << i, dtype=self.dtype, name=f'stem{i}')(around.reshape(-1, around.shape[-1]))
-      z = nn.gelu(nn.LayerNorm(dtype=self.dtype, name=f'norm_stem{i}')(z)).reshape(*around.shape[:3], -1)
+      z = nn.gelu(nn.LayerNorm(dtype=self.dtype, name=f'norm_stem{i}')(z)).reshape(*around.shape[:3], channels << i)
     return neighborhoods(z)
 
   def _positions(self, coordinates: np.ndarray) -> jax.Array:
@@ -136,7 +136,7 @@ class Whitening(nn.Module):
     bias = self.param('bias', nn.initializers.zeros_init(), kernel.shape[1:])
     flat = windows.reshape(-1, windows.shape[-1]).astype(self.dtype)
     z = flat @ kernel.astype(self.dtype) + bias.astype(self.dtype)
-    return z.reshape(*windows.shape[:-1], -1)
+    return z.reshape(*windows.shape[:-1], kernel.shape[1])
 
 
 def whitening(windows: Float[Array, 'B rows columns K']) -> Float[Array, 'K 2*K']:
@@ -167,7 +167,7 @@ def to_patches(images: Float[Array, 'B H W C'], patch: int) -> Float[Array, 'B r
   _check_patch(images, patch)
   batch, height, width, channels = images.shape
   grid = images.reshape(batch, height // patch, patch, width // patch, patch, channels)
-  return grid.swapaxes(2, 3).reshape(batch, height // patch, width // patch, -1)
+  return grid.swapaxes(2, 3).reshape(batch, height // patch, width // patch, patch * patch * channels)
 
 
 def neighborhoods(z: Float[Array, 'B H W C']) -> Float[Array, 'B _ _ _']:

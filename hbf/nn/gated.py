@@ -39,7 +39,7 @@ class _Gated(nn.Module):
     flat = tokens.reshape(-1, width)
     gate, values = map(activation, Projections(2, self.hidden, dtype=self.dtype, name='in')(flat))
     filled = jnp.pad(values, ((0, 0), (0, -self.hidden % self.heads)))
-    v = filled.reshape(batch, length, self.heads, -1)
+    v = filled.reshape(batch, length, self.heads, filled.shape[1] // self.heads)
     mixed = self._over_tokens(q, k, v, sigma, context).reshape(filled.shape)[:, : self.hidden]
     return nn.Dense(width, dtype=self.dtype, name='out')(gate * mixed).reshape(tokens.shape)
 

@@ -143,7 +143,7 @@ class HyperBFAttention(CheckedModule):
     # The queries of all images are the rows of one matrix for each head. So no image needs a copy of the centers.
     by_head = q.swapaxes(0, 1)
     over = partial_sum(by_head.reshape(self.heads, -1, q.shape[3]), centers, coefficients, basis)
-    return PartialSum(*(z.reshape(*by_head.shape[:3], -1).swapaxes(0, 1) for z in over))
+    return PartialSum(*(z.reshape(*by_head.shape[:3], z.shape[-1]).swapaxes(0, 1) for z in over))
 
 
 class HyperBFCenters(CheckedModule):

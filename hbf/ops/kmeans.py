@@ -10,8 +10,10 @@ from hbf.ops.distances import squared_distances
 def sample(key: jax.Array, points: Float[Array, 'N D'], count: int) -> Float[Array, 'count D']:
   """Draw `count` of the points [N, D] at random, and return them as [count, D].
 
-  A point can be drawn twice only if `count` is larger than N.
+  A point can be drawn twice only if `count` is larger than N. If there are no points, the result is 0.
   """
+  if not len(points):  # Flax asks for the shape of parameters that exist, also in a call without examples
+    return jnp.zeros((count, *points.shape[1:]), points.dtype)
   return jax.random.choice(key, points, (count,), replace=count > len(points))
 
 

@@ -77,5 +77,5 @@ def split_parts(z: jax.Array, parts: int) -> list[jax.Array]:
   count, (length, width) = shares(TENSOR), z.shape
   if count == 1 or width % (parts * count):
     return jnp.split(z, parts, axis=-1)
-  shared = z.reshape(length, count, parts, -1)
-  return [shared[:, :, part].reshape(length, -1) for part in range(parts)]
+  shared = z.reshape(length, count, parts, width // parts // count)
+  return [shared[:, :, part].reshape(length, width // parts) for part in range(parts)]

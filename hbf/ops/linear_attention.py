@@ -229,14 +229,15 @@ def _causal_sums(queries: jax.Array, keys: Features, values: jax.Array, state: S
   leading = values.shape[:-2]
   chunked = Features(_chunks(keys.values, size), _chunks(keys.log_scale, size, _UNSEEN))
   state, sums = jax.lax.scan(step, state, (_chunks(queries, size), chunked, _chunks(values, size)))
-  return jnp.moveaxis(sums, 0, -3).reshape(*leading, -1, values.shape[-1])[..., :length, :], state
+  padded = len(sums) * size
+  return jnp.moveaxis(sums, 0, -3).reshape(*leading, padded, values.shape[-1])[..., :length, :], state
 
 
 def _chunks(z: jax.Array, size: int, fill: float = 0.0) -> jax.Array:
   """Split rows [..., N, C] into chunks [chunks, ..., size, C] of neighboring rows, padding the last with `fill`."""
   *leading, length, columns = z.shape
   padded = jnp.pad(z, [(0, 0)] * len(leading) + [(0, -length % size), (0, 0)], constant_values=fill)
-  return jnp.moveaxis(padded.reshape(*leading, -1, size, columns), -3, 0)
+  return jnp.moveaxis(padded.reshape(*leading, padded.shape[-2] // size, size, columns), -3, 0)
 
 
 def _state(features: jax.Array, weights: jax.Array, values: jax.Array) -> jax.Array:

@@ -22,5 +22,6 @@ def join(parts: jax.Array, length: int, axis: int = -2) -> jax.Array:
   """Undo `split`. `length` is the length of the original array along the axis, without the padding."""
   axis %= parts.ndim - 1
   rows = jnp.moveaxis(parts, 0, axis + 1)
-  joined = rows.reshape(*rows.shape[:axis], -1, *rows.shape[axis + 2 :])
+  padded = rows.shape[axis] * rows.shape[axis + 1]
+  joined = rows.reshape(*rows.shape[:axis], padded, *rows.shape[axis + 2 :])
   return jax.lax.slice_in_dim(joined, 0, length, axis=axis)

@@ -66,7 +66,7 @@ class GatedMLP(CheckedModule):
     check_length(self, 'spatial', most_tokens(tokens, context))
     activation = ACTIVATIONS[self.activation]
     rows = Projections(GATES[self.gate], self.hidden, dtype=self.dtype, name='in')(tokens.reshape(-1, width))
-    z = [activation(part).reshape(batch, length, -1) for part in rows]
+    z = [activation(part).reshape(batch, length, self.hidden) for part in rows]
     kept, gating = z[0], z[-1]
     gating = zero_hidden(nn.LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype, name='norm')(gating), context)
     gate = self._over_tokens(gating, context)

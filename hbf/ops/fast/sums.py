@@ -167,7 +167,7 @@ def blocks_in_memory(shape: tuple[int, ...], centers: int) -> int:
   exported for any number of images (`jax.export`), the number of points is unknown. Then there is one block.
   """
   pairs = math.prod(shape[:-1]) * centers
-  return 1 if jax.export.is_symbolic_dim(pairs) else min(-(-pairs // _PAIRS), shape[-2])
+  return 1 if jax.export.is_symbolic_dim(pairs) else max(1, min(-(-pairs // _PAIRS), shape[-2]))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
