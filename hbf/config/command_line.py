@@ -64,7 +64,7 @@ class _Parser(flags.ArgumentParser):
       from hbf.config import datasets
 
       if name is None or (name[1] and name[1] not in datasets.DATASETS):
-        raise UserError(f'--config={data} is not there: give a data set such as cifar10, or a config file')
+        raise UserError(f'{data or argument} is not there: give a data set such as cifar10, or a config file')
       config = datasets.get_config(f'{name[1] or name[2]}:{arguments}')
     return config.lock()
 

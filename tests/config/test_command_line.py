@@ -83,7 +83,8 @@ def test_a_mistake_in_a_config_file_is_a_line_that_names_it(text, message, tmp_p
     ('--config.train.epochs.all=1', "unknown config key 'train.epochs.all': `python"),
     ('--config.=1', "a flag --config.KEY is wrong: Could not parse ''"),
     ('--config.data.transforms.x=1', 'a flag --config.KEY is wrong: tuple indices must be integers'),
-    ('--config=other/mine.py', '--config=other/mine.py is not there: give a data set such as cifar10, or a config'),
+    ('--config=other/mine.py', 'other/mine.py is not there: give a data set such as cifar10, or a config file'),
+    ('--config=:model=vit', ':model=vit is not there: give a data set'),
   ],
 )
 def test_a_wrong_key_of_a_flag_is_named(flag, message):

@@ -24,7 +24,12 @@ from hbf.training.schema import Change, current, stamp
 from hbf.training.workdir import differences, flatten, load_config, write_json
 
 RESULTS = pathlib.Path(__file__).parents[2] / 'results'
-COMPARISONS = {path.parent.name: PackedRuns(path.parent) for path in sorted(RESULTS.glob('*/runs.jsonl'))}
+WITHOUT_CODE = ('claim-stage1',)  # trials of options that gained nothing; the library never had them
+COMPARISONS = {
+  path.parent.name: PackedRuns(path.parent)
+  for path in sorted(RESULTS.glob('*/runs.jsonl'))
+  if path.parent.name not in WITHOUT_CODE
+}
 OF_TEXTS = ('next_token', 'masked_token')
 TODAY = {'classification': cifar10.get_config} | dict.fromkeys(OF_TEXTS, shakespeare.get_config)
 COUNTED = {}  # parameters of models of texts
