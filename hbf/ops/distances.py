@@ -3,7 +3,6 @@
 In this module, "float32" means float64 if the points are float64 (`sum_dtype`).
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -204,18 +203,20 @@ def sum_over_points(a: Float[Array, '... N A'], b: Float[Array, '... N K']) -> F
   return row_major(_product('...nk,...na->...ka', b, a)).mT
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def _short_products(a: jax.Array, b: jax.Array) -> jax.Array:
   return _product(_PRODUCTS, a, b)
 
 
-def _short_products_backward(inputs: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> Any:
-  # JAX would multiply the float32 cotangent with the inputs, and XLA would make float32 copies of the inputs for it.
-  _, pull = jax.vjp(functools.partial(jnp.einsum, _PRODUCTS), *inputs)
-  return pull(cotangent.astype(inputs[0].dtype))
-
-
-_short_products.defvjp(lambda a, b: (_product(_PRODUCTS, a, b), (a, b)), _short_products_backward)
+@_short_products.defjvp
+def _short_products_jvp(
+  primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+  # The tangent is computed in the short type, and so is its transpose. JAX would multiply the float32 cotangent with
+  # the inputs, and XLA would make float32 copies of the inputs for it.
+  (a, b), (of_a, of_b) = primals, tangents
+  tangent = jnp.einsum(_PRODUCTS, of_a, b) + jnp.einsum(_PRODUCTS, a, of_b)
+  return _short_products(a, b), tangent.astype(sum_dtype(a.dtype))
 
 
 def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:

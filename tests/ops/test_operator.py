@@ -295,6 +295,23 @@ def test_the_type_is_that_of_the_coefficients_also_for_float32_points(mask, norm
   assert jax.eval_shape(functools.partial(hyperbf, **options), points, centers, half).dtype == jnp.bfloat16
 
 
+def test_the_definition_has_derivatives_in_forward_mode_also_in_bfloat16():
+  arrays = make('full')
+  along = [np.random.default_rng(1).normal(size=z.shape) for z in arrays]
+
+  def slope(dtype):
+    def out(points, centers, coefficients, weights):
+      options = {'kernel': 'laplacian', 'sigma': 1.5, 'metric': 'full', 'weights': weights, 'implementation': 'plain'}
+      return hyperbf(points, centers, coefficients, **options)
+
+    return jax.jvp(out, *(tuple(jnp.asarray(z, dtype) for z in part) for part in (arrays, along)))[1]
+
+  assert slope('bfloat16').dtype == jnp.bfloat16
+  np.testing.assert_allclose(
+    slope('bfloat16').astype('f'), slope('float32'), atol=0.05 * np.abs(slope('float32')).max()
+  )
+
+
 @pytest.mark.parametrize('option,wrong,near', [('kernel', 'gausian', 'gaussian'), ('normalization', 'som', 'sum')])
 def test_unknown_names_name_the_nearest(option, wrong, near):
   points, centers, coefficients, _ = make('identity')
