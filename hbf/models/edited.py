@@ -15,7 +15,7 @@ from hbf.models.language import LanguageModel
 from hbf.nn.block import Block
 from hbf.ops.basis import RadialBasis
 from hbf.ops.hyperbf import hyperbf
-from hbf.options import whole
+from hbf.options import OptionError, whole
 
 EDITS = 'edits'  # name of the parameters
 # Layers of a language model, by name (`layers_of_tokens`).
@@ -56,7 +56,7 @@ class EditedClassifier(nn.Module):
   classifier's parameters, under the name `edits`.
 
   Attributes:
-    classifier: the classifier without edits.
+    classifier: the classifier without edits. It must not use `scan_layers` (`hbf.models.build.unrolled`).
     edits: E, number of centers.
     input_dtype: type of the inputs.
   """
@@ -156,7 +156,17 @@ def observe(model: ImageClassifier, params: Any, images: Float[Array, 'B height 
 
 
 def observe_call(model: ImageClassifier, call: Callable[[], Any]) -> Observed:
-  """Call `call`, which runs the model and returns its logits. Return the logits, the points and the features."""
+  """Call `call`, which runs the model and returns its logits. Return the logits, the points and the features.
+
+  Raises:
+    OptionError: the model uses `scan_layers`.
+  """
+  if model.trunk.scan_layers:
+    raise OptionError(
+      'scan_layers hides the tokens inside of the network, which edits and learned classes need: give '
+      'hbf.models.build.unrolled(model), which has the same parameters',
+      scan_layers=True,
+    )
   middle, points, features = f'block{max(model.trunk.depth // 2, 1) - 1}', [], []
 
   def intercept(method: Any, args: Any, kwargs: Any, context: Any) -> Any:

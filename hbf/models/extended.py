@@ -28,7 +28,7 @@ class ExtendedClassifier(nn.Module):
   metric W [F, F]. They lie beside the classifier's parameters, under the name `learned`.
 
   Attributes:
-    classifier: the classifier of the trained classes.
+    classifier: the classifier of the trained classes. It must not use `scan_layers` (`hbf.models.build.unrolled`).
     classes: N, number of learned classes.
     input_dtype: type of the inputs.
   """

@@ -123,7 +123,7 @@ class Edits:
     if isinstance(model, LanguageModel):
       return EditedLanguageModel.of(unrolled(model), count), edited
     assert isinstance(model, ImageClassifier)
-    return EditedClassifier(model, count), edited
+    return EditedClassifier(unrolled(model), count), edited
 
   def _joined(self, name: str) -> np.ndarray:
     """Return an attribute of all edits, such as 'radii', joined to one array for their E centers, float32 [E, …]."""

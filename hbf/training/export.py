@@ -25,7 +25,7 @@ from hbf.data.images.files import file_sha256
 from hbf.errors import UserError, choose
 from hbf.interop import tensors
 from hbf.interop.table import misfits, shapes_of
-from hbf.models.build import abstract_params, build_model
+from hbf.models.build import abstract_params, build_model, unrolled
 from hbf.models.edited import EditedClassifier
 from hbf.tasks.images import ImageTask
 from hbf.tasks.registry import TASKS
@@ -140,7 +140,7 @@ def model_config(about: Mapping[str, Any]) -> ConfigDict:
 def _network(about: Mapping[str, Any]) -> nn.Module:
   """Return the module that an exported config.json describes."""
   model = build_model(model_config(about), len(about['classes']))
-  return EditedClassifier(model, about['edits']) if about.get('edits') else model
+  return EditedClassifier(unrolled(model), about['edits']) if about.get('edits') else model
 
 
 def export(model: TrainedClassifier, folder: pathlib.Path) -> None:

@@ -14,6 +14,7 @@ import flax.linen as nn
 import numpy as np
 
 from hbf.errors import UserError, choose, warn
+from hbf.models.build import unrolled
 from hbf.models.classifier import ImageClassifier
 from hbf.models.extended import LEARNED, ExtendedClassifier
 from hbf.training import side_file
@@ -90,7 +91,7 @@ class Learned:
     if not self.classes:
       return model, dict(params)
     assert isinstance(model, ImageClassifier)
-    return ExtendedClassifier(model, len(self)), {**params, LEARNED: self.params}
+    return ExtendedClassifier(unrolled(model), len(self)), {**params, LEARNED: self.params}
 
 
 def unextended(model: nn.Module, params: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]]:

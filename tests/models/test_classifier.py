@@ -16,6 +16,7 @@ from hbf.models.extended import ExtendedClassifier
 from hbf.nn.context import Context
 from hbf.nn.registry import make_stages
 from hbf.nn.trunk import Trunk
+from hbf.options import OptionError
 
 WIDTH, CLASSES, PATCH = 8, 3, 2
 TRAIN = Context(train=True)
@@ -457,3 +458,10 @@ def test_a_classifier_can_be_called_twice_with_the_same_parameters(wrap):
 
   first, second = jax.eval_shape(twice, params, images)
   assert first.shape == second.shape and first.shape[0] == 2
+
+
+@pytest.mark.parametrize('kind', [EditedClassifier, ExtendedClassifier])
+def test_edits_and_learned_classes_need_tokens_that_scan_layers_hides(kind):
+  model, images = kind(make_model(scan_layers=True), 2), jax.ShapeDtypeStruct((2, 4, 6, 3), jnp.float32)
+  with pytest.raises(OptionError, match=r'scan_layers hides .*: give hbf\.models\.build\.unrolled\(model\)'):
+    jax.eval_shape(functools.partial(model.init, train=False), jax.random.key(0), images)

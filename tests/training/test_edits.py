@@ -1,6 +1,7 @@
 """Tests of edits of a trained classifier: they do what they say, leave the rest alone, and can be undone."""
 
 import dataclasses
+import functools
 import json
 import shutil
 
@@ -10,10 +11,13 @@ import pytest
 from PIL import Image
 
 import hbf
+from configs import digits
+from hbf.config.resolve import resolve
 from hbf.editing.edit import edit_files, guarded_images
 from hbf.editing.guard import Reader, copies, distance_to_others, measure_metric, moves
 from hbf.editing.text import edit_text
 from hbf.errors import UserError
+from hbf.models.build import abstract_params, build_model
 from hbf.models.edited import EDITS, EditedClassifier, Observed
 from hbf.training.edits import Edit, Edits
 from hbf.training.edits_file import FILE, read_edits, undo, write_edits
@@ -252,3 +256,13 @@ def test_the_classifier_below_keeps_its_parameters(run, edited):
   assert {*edited.params} - {*run.params} == {EDITS}
   below = edited.with_edits(None).params
   jax.tree.map(np.testing.assert_array_equal, below, dict(run.params))
+
+
+def test_a_network_that_loops_over_its_blocks_can_be_edited():
+  config = resolve(digits.get_config('model=vit')).model
+  with config.unlocked():
+    config.update(width=6, heads=2, positions='learned', scan_layers=True)
+  model = build_model(config, 4)
+  module, params = random_edits(2).applied(model, abstract_params(model, (8, 8, 1)))
+  call = functools.partial(module.apply, train=False)
+  assert jax.eval_shape(call, {'params': params}, np.zeros((3, 8, 8, 1), np.float32)).shape == (3, 4)

@@ -1,8 +1,10 @@
 """Learned classes of a trained classifier: they answer as defined, leave the rest alone, and can be taken back."""
 
 import dataclasses
+import functools
 import shutil
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
@@ -185,3 +187,10 @@ def test_wrong_classes(run, extended, new, among, folder):
   (folder / FILE).write_bytes(b'PK')
   with pytest.raises(UserError, match=r'is damaged .*restore it from a copy, or remove it'):
     hbf.load(folder, learned=True)
+
+
+def test_a_network_that_loops_over_its_blocks_can_learn_classes(extended, run):
+  model = run.model.clone(trunk=run.model.trunk.clone(scan_layers=True))
+  module, params = extended.learned.applied(model, run.params)
+  call = functools.partial(module.apply, train=False)
+  assert jax.eval_shape(call, {'params': params}, np.zeros((3, 8, 8, 1), np.float32)).shape == (3, 12)
