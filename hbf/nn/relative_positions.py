@@ -100,12 +100,18 @@ def rotate(z: Float[Array, '... N d'], context: Context) -> Float[Array, '... N 
     context: the context of the call.
 
   Raises:
-    OptionError: the context has no positions, or d is not divisible by 2P for positions of P dimensions.
+    OptionError: the context has no positions, or positions of more than two dimensions. Or d is not divisible by 2P
+      for positions of P dimensions.
   """
   if context.positions is None:
     raise _without_positions('rotary')
   positions = new_tokens(context.positions, context, z.shape[-2], 0)
   length, axes = positions.shape
+  if axes not in _SLOWEST:
+    raise OptionError(
+      f'relative_positions rotary needs positions of 1 or 2 dimensions, and these have {axes}: use gaussian',
+      relative_positions='rotary',
+    )
   d = z.shape[-1]
   if d % (2 * axes):
     raise OptionError(

@@ -18,6 +18,7 @@ from hbf.nn.baselines.softmax import SoftmaxAttention
 from hbf.nn.context import Context
 from hbf.nn.hyperbf import HyperBFAttention
 from hbf.nn.relative_positions import relative_coordinates
+from hbf.options import OptionError
 
 B, D, H = 2, 8, 2
 NOWHERE = [(np.nan, np.nan)]
@@ -384,6 +385,12 @@ def test_what_can_not_be_is_a_user_error(kind, places, option, message):
     jax.eval_shape(
       kind(H, relative_positions=option).init, jax.random.key(0), jnp.ones((1, 3, D)), Context(positions=places)
     )
+
+
+def test_rotary_attention_takes_positions_of_one_or_two_dimensions():
+  module, places = ROTARY['softmax'], np.zeros((3, 3), 'f')
+  with pytest.raises(OptionError, match='rotary needs positions of 1 or 2 dimensions, and these have 3'):
+    jax.eval_shape(module.init, jax.random.key(0), jnp.ones((1, 3, D)), context(places))
 
 
 def test_linear_attention_has_no_such_option():
