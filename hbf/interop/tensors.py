@@ -76,6 +76,8 @@ def _read_safetensors(path: pathlib.Path) -> dict[str, np.ndarray]:
     return safetensors.numpy.load_file(path)
   except (safetensors.SafetensorError, OSError) as error:
     raise UserError(f'it is damaged ({error})') from error
+  except AttributeError as error:
+    raise UserError(f'it has numbers of a type that NumPy lacks ({error}): convert them to float32') from error
 
 
 def _write_npz(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:

@@ -2,6 +2,7 @@
 
 import collections
 import io
+import json
 import pathlib
 import pickle
 import sys
@@ -41,6 +42,14 @@ def test_what_is_written_is_read(tmp_path, ending):
 def test_prefixes_of_pytorch_are_removed_in_any_order(tmp_path, prefix):
   tensors.write(tmp_path / 'file.npz', {prefix + name: array for name, array in make_tensors().items()})
   assert_same(tensors.read(tmp_path / 'file.npz'), make_tensors())
+
+
+def test_numbers_that_numpy_lacks_are_named(tmp_path):
+  header = json.dumps({'weight': {'dtype': 'F8_E4M3', 'shape': [4], 'data_offsets': [0, 4]}}).encode()
+  path = tmp_path / 'file.safetensors'
+  path.write_bytes(len(header).to_bytes(8, 'little') + header + bytes(4))
+  with pytest.raises(UserError, match=r'file\.safetensors .*float8_e4m3fn.*: convert them to float32'):
+    tensors.read(path)
 
 
 def test_a_file_of_pytorch_is_read():
