@@ -75,11 +75,11 @@ def described(whole, tmp_path):
   {'optimizer.schedule': 'wsd', 'optimizer.decay': '60%'},
 ], ids=str)  # fmt: skip
 def test_other_learning_rates_so_far_are_refused(config, described, changes):
-  folder = described(changes)
-  before = contents(folder)
-  with pytest.raises(UserError, match=r'cannot be lengthened. Expected a constant schedule.*--config.init_from='):
-    train(config(2.0, **changes), folder, QUIET, ONE)
-  assert contents(folder) == before
+  assert_refused(
+    described(changes),
+    config(2.0, **changes),
+    r'cannot be lengthened. Expected a constant schedule.*--config.init_from=',
+  )
 
 
 @pytest.mark.parametrize('changes', [
@@ -87,11 +87,11 @@ def test_other_learning_rates_so_far_are_refused(config, described, changes):
   {'optimizer.schedule': 'plateau', 'evaluate.every': '50%'},
 ], ids=str)  # fmt: skip
 def test_scores_at_other_steps_are_refused_if_the_run_depends_on_them(config, described, changes):
-  folder = described(changes)
-  before = contents(folder)
-  with pytest.raises(UserError, match=r'evaluations at other steps until step 21 .* Expected a period in steps'):
-    train(config(2.0, **changes), folder, QUIET, ONE)
-  assert contents(folder) == before
+  assert_refused(
+    described(changes),
+    config(2.0, **changes),
+    r'evaluations at other steps until step 21 .* Expected a period in steps',
+  )
 
 
 @pytest.mark.parametrize('changes', [
@@ -122,6 +122,13 @@ def test_a_run_without_checkpoints_may_become_longer(config, described):
   folder = described({})
   shutil.rmtree(folder / 'checkpoints')
   assert_lengthened(folder, config(2.0))
+
+
+def assert_refused(folder, longer, message):
+  before = contents(folder)
+  with pytest.raises(UserError, match=message):
+    train(longer, folder, QUIET, ONE)
+  assert contents(folder) == before
 
 
 def assert_lengthened(folder, config):
