@@ -111,7 +111,8 @@ def _describe(
   unit = programs.plan.task.unit
   about = {'name': program.name, f'{unit}s': program.units, 'held_bytes': program.held_bytes}
   jaxpr = program.traced.jaxpr.jaxpr
-  products = {kind: count / topology.devices for kind, count in count_products(jaxpr).items()}
+  counted = count_products(jaxpr, topology.chip.platform)
+  products = {kind: count / topology.devices for kind, count in counted.items()}
   counts = {'flops': count_jaxpr(jaxpr) / topology.devices, 'product_flops': products}
   return facts | about | counts | _estimate(program, unit, facts, products, topology)
 

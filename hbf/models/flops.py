@@ -76,26 +76,39 @@ def count_flops(function: Callable, *args: Any, costs: Costs = ARITHMETIC) -> in
   return count_jaxpr(jax.make_jaxpr(function)(*args).jaxpr, costs)
 
 
-def count_jaxpr(jaxpr: Any, costs: Costs = ARITHMETIC) -> int:
-  """Count the floating-point operations of a traced program, as `count_flops` does."""
-  return sum(count_equation(equation, costs) for equation in jaxpr.eqns)
+def count_jaxpr(jaxpr: Any, costs: Costs = ARITHMETIC, platform: str = '') -> int:
+  """Count the floating-point operations of a traced program, as `count_flops` does.
+
+  Args:
+    jaxpr: the program.
+    costs: the cost of each primitive.
+    platform: a lowering platform, such as 'cuda'. `jax.lax.platform_dependent` then counts as the branch of this
+      platform if there are products in it. A kernel of cuDNN is not counted, so a branch of only such a kernel counts
+      as the last branch.
+  """
+  return sum(count_equation(equation, costs, platform) for equation in jaxpr.eqns)
 
 
-def count_products(jaxpr: Any) -> dict[str, int]:
+def count_products(jaxpr: Any, platform: str = '') -> dict[str, int]:
   """Count the operations of matrix products, convolutions and Pallas kernels, for each precision.
 
   A device's speed depends on the precision, so there is a count for each. No other operations are counted.
 
+  Args:
+    jaxpr: a traced program.
+    platform: as in `count_jaxpr`.
+
   Returns:
     The count of each precision that occurs: 'bfloat16' (all short types), 'float32' (at the backend's default
-    precision) and 'highest' (full float32).
+    precision, or at Precision.HIGH) and 'highest' (full float32).
   """
 
   def of_kind(cost: Cost, kind: str) -> Cost:
     return lambda equation: cost(equation) if _kind(equation) == kind else 0
 
   counts = {
-    kind: count_jaxpr(jaxpr, {name: of_kind(cost, kind) for name, cost in PRODUCTS.items()}) for kind in PRECISIONS
+    kind: count_jaxpr(jaxpr, {name: of_kind(cost, kind) for name, cost in PRODUCTS.items()}, platform)
+    for kind in PRECISIONS
   }
   return {kind: count for kind, count in counts.items() if count}
 
@@ -111,15 +124,23 @@ def _kind(equation: Any) -> str:
   return 'highest' if first == jax.lax.Precision.HIGHEST else 'float32'
 
 
-def count_equation(equation: Any, costs: Costs = ARITHMETIC) -> int:
-  """Count the floating-point operations of one equation of a traced program, as `count_flops` does."""
+def count_equation(equation: Any, costs: Costs = ARITHMETIC, platform: str = '') -> int:
+  """Count the floating-point operations of one equation of a traced program, as `count_jaxpr` does."""
   name, params = equation.primitive.name, equation.params
   if name == 'cond':
-    branches = [count_jaxpr(branch.jaxpr, costs) for branch in params['branches']]
-    return branches[-1] if params.get('branches_platforms') else max(branches)
+    branches = [branch.jaxpr for branch in params['branches']]
+    if platforms := params.get('branches_platforms'):
+      return count_jaxpr(_branch(branches, platforms, platform), costs, platform)
+    return max(count_jaxpr(branch, costs, platform) for branch in branches)
   inner = [] if name in costs else list(jaxprs_in_params(params))
   if inner:  # a loop, or another wrapper of a function
     times = params['length'] if name == 'scan' else params['mesh'].size if name == 'shard_map' else 1
-    return times * sum(count_jaxpr(part, costs) for part in inner)
+    return times * sum(count_jaxpr(part, costs, platform) for part in inner)
   floating = jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating) if equation.outvars else False
   return costs[name](equation) if floating and name in costs else 0
+
+
+def _branch(branches: list[Any], platforms: Any, platform: str) -> Any:
+  """Return the branch of `jax.lax.platform_dependent` that counts. `platforms` has the platforms of each branch."""
+  chosen = (branch for branch, names in zip(branches, platforms, strict=True) if names and platform in names)
+  return next((branch for branch in chosen if count_jaxpr(branch, PRODUCTS, platform)), branches[-1])

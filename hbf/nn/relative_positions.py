@@ -11,8 +11,8 @@ from jaxtyping import Array, Float
 
 from hbf.nn.cache import new_tokens
 from hbf.nn.context import Context
-from hbf.ops.distances import is_short, row_dots
 from hbf.ops.fast.attention import short_parts
+from hbf.ops.products import is_short, row_dots
 from hbf.options import OptionError
 
 RELATIVE_POSITIONS = {name: name for name in ('none', 'gaussian', 'adaptive', 'rotary')}

@@ -12,8 +12,8 @@ from hbf.errors import UserError, choose
 from hbf.ops import hyperbf as operator
 from hbf.ops import kernels, normalization
 from hbf.ops.basis import RadialBasis
-from hbf.ops.distances import sum_dtype
 from hbf.ops.fast.choice import IMPLEMENTATIONS
+from hbf.ops.products import sum_dtype
 
 KERNELS = (*kernels.KERNELS, *kernels.VALUES)
 BALL_KERNELS = tuple(kernels.BALLS)

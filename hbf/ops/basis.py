@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from hbf.errors import UserError, choose
-from hbf.ops.distances import METRICS, sum_dtype
+from hbf.ops.distances import METRICS
 from hbf.ops.kernels import DIRECT, KERNELS, SIGNED
 from hbf.ops.normalization import NORMALIZATIONS
+from hbf.ops.products import sum_dtype
 
 
 @flax.struct.dataclass

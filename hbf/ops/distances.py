@@ -1,30 +1,19 @@
 """Squared distances under a learned metric: r²(x, t) = ‖W(x − t)‖² = (x − t)ᵀ M (x − t), M = WᵀW.
 
-In this module, "float32" means float64 if the points are float64 (`sum_dtype`).
+In this module, "float32" means float64 if the points are float64 (`hbf.ops.products.sum_dtype`).
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from hbf.errors import choose
-from hbf.ops.row_major import row_major
+from hbf.ops.products import derivative_einsum, einsum, is_short, products, row_dots, sum_dtype, sum_over_points
 
-_PRODUCTS = '...nd,...ad->...na'
 _ROUNDING = 1e-3  # scaled squared distances from minus this number to 0 count as rounding errors
-
-
-def sum_dtype(*dtypes: Any) -> jnp.dtype:
-  """Return the type for sums of numbers of the given types: float64 if one type is float64, else float32."""
-  return jnp.result_type(*dtypes, jnp.float32)
-
-
-def is_short(dtype: jnp.dtype) -> bool:
-  """Return True for a short type, such as bfloat16, whose numbers are summed in float32 (`sum_dtype`)."""
-  return dtype != sum_dtype(dtype)
 
 
 class Distances(NamedTuple):
@@ -65,18 +54,18 @@ class Distances(NamedTuple):
       # sums would cost more.
       g = cotangent
       along_points = jnp.concatenate([self.points, self.norms, jnp.ones_like(self.norms)], axis=-1)
-      sums = sum_over_points(g, along_points)
+      sums = sum_over_points(g, along_points, exact=True)
       by_point, by_norm, by_one = sums[..., :-2], sums[..., -2:-1], sums[..., -1:]
-      of_norms = jnp.einsum('...na,...ak->...nk', g, self.scale)
+      of_norms = derivative_einsum('...na,...ak->...nk', g, self.scale, exact=1)
     else:  # norms are too large for a short type. Without the barrier XLA would keep g in float32 too.
       g = jax.lax.optimization_barrier(cotangent.astype(self.points.dtype))
-      by_point = _product('...na,...nd->...ad', g, self.points)
+      by_point = einsum('...na,...nd->...ad', g, self.points)
       by_norm = jnp.sum(g * self.norms, axis=-2)[..., None]
       by_one = jnp.sum(g, axis=-2, dtype=jnp.float32)[..., None]
       of_norms = jnp.sum(g * self.scale.mT, axis=-1, keepdims=True)
     scaled_centers = (self.scale * self.centers).astype(g.dtype)
     return Distances(
-      points=-2 * _product('...na,...ad->...nd', g, scaled_centers),
+      points=-2 * derivative_einsum('...na,...ad->...nd', g, scaled_centers, exact=1),
       norms=of_norms,
       centers=-2 * self.scale * by_point,
       center_norms=self.scale * by_one,
@@ -165,68 +154,6 @@ def split_dot_only(z: jax.Array, dot_only_dims: int) -> tuple[jax.Array, jax.Arr
   # The gradient of `split` is a concatenation, and that of slices would be a sum of padded arrays.
   first, last = jnp.split(z, [z.shape[-1] - dot_only_dims], axis=-1)
   return first, last
-
-
-def row_dots(a: Float[Array, '... N D'], b: Float[Array, '... N D']) -> Float[Array, '... N 1']:
-  """Compute the dot products [..., N, 1] of each row of a with the same row of b, in float32."""
-
-  def dots(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.sum(a.astype(sum_dtype(a.dtype)) * b.astype(sum_dtype(b.dtype)), axis=-1, keepdims=True)
-
-  return keep_short(dots, a.dtype)(a, b)
-
-
-def keep_short(function: Callable, dtype: jnp.dtype) -> Callable:
-  """Wrap a function so that it keeps its arguments in memory for the gradient, not float32 copies of them.
-
-  Args:
-    function: a function that converts arguments of a short type, such as bfloat16, to float32.
-    dtype: type of the arguments. If it is not short, the function is returned unchanged.
-  """
-  return jax.checkpoint(function) if is_short(dtype) else function
-
-
-def products(a: Float[Array, '... N D'], b: Float[Array, '... A D']) -> Float[Array, '... N A']:
-  """Compute the products a bᵀ [..., N, A] with sums in float32.
-
-  If a and b have the same short type, such as bfloat16, the gradient also multiplies matrices of this type.
-  """
-  both_short = a.dtype == b.dtype and is_short(a.dtype)
-  return _short_products(a, b) if both_short else _product(_PRODUCTS, a, b)
-
-
-def sum_over_points(a: Float[Array, '... N A'], b: Float[Array, '... N K']) -> Float[Array, '... A K']:
-  """Compute the products aᵀ b [..., A, K] with sums in float32."""
-  if a.shape[-1] <= b.shape[-1]:
-    return _product('...na,...nk->...ak', a, b)
-  # On a CPU, bᵀ a is up to twice as fast as aᵀ b if b has fewer columns than a.
-  return row_major(_product('...nk,...na->...ka', b, a)).mT
-
-
-@jax.custom_jvp
-def _short_products(a: jax.Array, b: jax.Array) -> jax.Array:
-  return _product(_PRODUCTS, a, b)
-
-
-@_short_products.defjvp
-def _short_products_jvp(
-  primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]
-) -> tuple[jax.Array, jax.Array]:
-  # The tangent is computed in the short type, and so is its transpose. JAX would multiply the float32 cotangent with
-  # the inputs, and XLA would make float32 copies of the inputs for it.
-  (a, b), (of_a, of_b) = primals, tangents
-  tangent = jnp.einsum(_PRODUCTS, of_a, b) + jnp.einsum(_PRODUCTS, a, of_b)
-  return _short_products(a, b), tangent.astype(sum_dtype(a.dtype))
-
-
-def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-  """Compute an einsum with sums in float32.
-
-  float32 inputs are multiplied at full precision. By default, accelerators use TF32 or bfloat16 passes. A distance is
-  a difference of large terms, which would magnify the rounding errors of such passes.
-  """
-  sums = sum_dtype(a.dtype, b.dtype)
-  return jnp.einsum(spec, a, b, precision=jax.lax.Precision.HIGHEST, preferred_element_type=sums)
 
 
 def metric_product(

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from hbf.errors import UserError, choose
-from hbf.ops.distances import products, row_dots
+from hbf.ops.products import products, row_dots
 
 CHUNK = 128  # tokens in a chunk, see `_causal_sums`
 # Added to each sum of weights, because a query may be similar to no key. The gradient contains the inverse square of

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 from jaxtyping import Array, Float
 
-from hbf.ops.distances import keep_short
+from hbf.ops.products import keep_short
 
 
 class PartialSum(NamedTuple):

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from hbf.config.recipes import make_config
 from hbf.config.resolve import resolve
 from hbf.models.build import abstract_params, build_model, flops_per_example
-from hbf.models.flops import PRODUCTS, count_flops
+from hbf.models.flops import PRODUCTS, count_flops, count_products
 
 A, B = jax.ShapeDtypeStruct((5, 7), jnp.float32), jax.ShapeDtypeStruct((7, 3), jnp.float32)
 PRODUCT = 2 * 5 * 7 * 3
@@ -48,6 +48,21 @@ by_hand.defvjp(lambda a, b: (a @ b, (a, b)), lambda res, g: (g @ res[1].T, res[0
 )
 def test_count_is_that_by_hand(function, expected):
   assert count_flops(function, A, B) == expected
+
+
+def test_products_count_as_on_the_platform():
+  """A branch of the platform counts if it has products. Otherwise the last branch counts."""
+  high = functools.partial(jnp.matmul, precision='high')
+
+  def function(a, b):
+    return jax.lax.platform_dependent(
+      a, b, cuda=lambda a, b: high(a, b) + high(a, b), tpu=lambda a, b: a[:, :3], default=exact
+    )
+
+  exact = functools.partial(jnp.matmul, precision='highest')
+  jaxpr = jax.make_jaxpr(function)(A, B).jaxpr
+  assert count_products(jaxpr, 'cuda') == {'float32': 2 * PRODUCT}
+  assert count_products(jaxpr, 'tpu') == count_products(jaxpr) == {'highest': PRODUCT}
 
 
 def test_loops_count_as_often_as_they_run():

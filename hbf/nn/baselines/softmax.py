@@ -74,5 +74,6 @@ class SoftmaxAttention(CheckedModule):
       return attention(q, k, v, scale, mask=mask, causal=causal).swapaxes(1, 2)
     x, t = relative_coordinates(self, self.relative_positions, given, context)
     q = append_coordinates((q * scale).astype(q.dtype), x)
-    with jax.default_matmul_precision('highest'):  # distances are differences of larger numbers
-      return attention(q, append_coordinates(k, t), v, 1.0, mask=mask, causal=causal).swapaxes(1, 2)
+    # Distances of positions are differences of larger numbers.
+    out = attention(q, append_coordinates(k, t), v, 1.0, mask=mask, causal=causal, full_precision=True)
+    return out.swapaxes(1, 2)

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from hbf.ops.basis import RadialBasis
-from hbf.ops.distances import is_short, keep_short, metric_product, products, row_dots, split_dot_only, sum_dtype
+from hbf.ops.distances import metric_product, split_dot_only
 from hbf.ops.masks import joint_mask
+from hbf.ops.products import before_ampere, einsum, is_short, keep_short, products, row_dots, tangent_products
 from hbf.ops.row_major import by_columns
 
 # Largest number of responses of a head that are in memory at once. Beyond about a thousand tokens, it is better to
@@ -23,7 +24,6 @@ _MOST_PAIRS = 2**20
 _TILE = 8  # cuDNN takes heads of a multiple of 8 dimensions
 _EVEN = 2  # for the gradient, cuDNN takes even numbers of queries and keys
 _PARTS = 3  # a float32 number is the sum of this many bfloat16 numbers
-_CAPABILITY = 8  # Ampere, the first NVIDIA GPUs on which cuDNN fuses attention
 
 
 def attention(
@@ -34,6 +34,7 @@ def attention(
   centers: Float[Array, '... A D'] | None = None,
   mask: Bool[Array, '... #N #A'] | None = None,
   causal: bool = False,
+  full_precision: bool = False,
 ) -> Float[Array, '... N V']:
   """Compute softmax(scale (q·k − t·k/2)) v over the keys. Without centers t it is softmax(scale q·k) v.
 
@@ -49,13 +50,17 @@ def attention(
       dimensions. The product t·k leaves out these dimensions.
     mask: booleans broadcastable to [..., N, A], True where a query sees a key. With a mask, cuDNN is not used.
     causal: True if query i sees keys 0 to i only. A mask may hide some of these keys too.
+    full_precision: True if q·k needs full precision in float32, because large terms of it cancel. With centers, it
+      always has full precision.
 
   Returns:
     The outputs [..., N, V] in the type of the values.
   """
   queries, keys, values = (jnp.asarray(z) for z in (queries, keys, values))  # NumPy's types may not be JAX's
   scale = queries.shape[-1] ** -0.5 if scale is None else scale
-  default = functools.partial(_xla_attention, scale=scale, centers=centers, mask=mask, causal=causal)
+  default = functools.partial(
+    _xla_attention, scale=scale, centers=centers, mask=mask, causal=causal, full_precision=full_precision
+  )
   if mask is not None or not _cudnn_takes(queries, keys, values, 0 if centers is None else _PARTS):
     return default(queries, keys, values)
   fused = functools.partial(fused_attention, scale=scale, centers=centers, causal=causal)
@@ -71,9 +76,11 @@ def _xla_attention(
   centers: jax.Array | None,
   mask: jax.Array | None,
   causal: bool,
+  full_precision: bool,
 ) -> jax.Array:
   """Compute `attention` with all logits in memory."""
   dtype = values.dtype
+  multiply = products if full_precision else functools.partial(einsum, '...nd,...ad->...na')
   if is_short(queries.dtype) and isinstance(scale, jax.Array):
     # A factor of 1 on the keys carries the scale's gradient. The gradient of a factor on the logits would keep all
     # logits in memory.
@@ -83,11 +90,11 @@ def _xla_attention(
   parts = [keys] if centers is None else split_dot_only(keys, keys.shape[-1] - centers.shape[-1])
   norms = None if centers is None else 0.5 * row_dots(centers, parts[0])
   if is_short(queries.dtype):  # a scaled key would be rounded, and would no longer fit its norm
-    logits = scale * (_logits(queries, keys) if norms is None else products(queries, keys) - norms.mT)
+    logits = scale * (multiply(queries, keys) if norms is None else products(queries, keys) - norms.mT)
   else:  # one pass over the keys is cheaper than one over all logits
     scaled = jnp.concatenate([scale * z for z in parts], axis=-1)
     if norms is None:
-      logits = _logits(queries, _stored(scaled, queries))
+      logits = multiply(queries, _stored(scaled, queries))
     else:
       logits = _biased_products(queries, scaled, (-scale * norms).astype(scaled.dtype))
     values = _stored(values, queries)
@@ -126,19 +133,15 @@ def _biased_products_jvp(
   primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
 ) -> tuple[jax.Array, jax.Array]:
   (queries, keys, _), (of_queries, of_keys, of_bias) = primals, tangents
-  from_keys = products(_extended(queries, 1), _stored(_extended(of_keys, of_bias), queries))
-  return _biased_products(*primals), products(of_queries, _stored(keys, queries)) + from_keys
+  from_queries = tangent_products(of_queries, _stored(keys, queries), exact=1)
+  of_extended = _stored(_extended(of_keys, of_bias), queries)
+  from_keys = tangent_products(_extended(queries, 1), of_extended, exact=0)
+  return _biased_products(*primals), from_keys + from_queries
 
 
 def _extended(z: jax.Array, coordinate: jax.Array | float) -> jax.Array:
   """Append one coordinate to the rows of z [..., d]: an array [..., 1], or one number for all rows."""
   return jnp.concatenate([z, jnp.broadcast_to(jnp.asarray(coordinate, z.dtype), (*z.shape[:-1], 1))], axis=-1)
-
-
-def _logits(queries: jax.Array, keys: jax.Array) -> jax.Array:
-  """Compute q·k as precisely as `jax.default_matmul_precision` says."""
-  sums = sum_dtype(queries.dtype, keys.dtype)
-  return jnp.einsum('...nd,...ad->...na', queries, keys, preferred_element_type=sums)
 
 
 def fused_attention(
@@ -221,7 +224,7 @@ def cudnn_applies(dtype: jnp.dtype, d: int) -> bool:
   """
   # The platform is chosen later, when the program is lowered. But JAX checks cuDNN's limits when the program is
   # traced, and these checks need cuDNN's library.
-  if dtype not in (jnp.bfloat16, jnp.float16) or any(c < _CAPABILITY for c in _capabilities()):
+  if dtype not in (jnp.bfloat16, jnp.float16) or before_ampere():
     return False
   head = jax.ShapeDtypeStruct((1, 1, _EVEN, d), dtype)
   training = jax.grad(lambda q, k, v: padded_attention(q, k, v, 1.0).astype(jnp.float32).sum(), (0, 1, 2))
@@ -237,13 +240,6 @@ def _any_batch(z: jax.Array) -> bool:
   # cuDNN's kernel is compiled for one batch size. JAX also refuses to export the custom call of this kernel, because
   # the call may change.
   return bool(jax.export.is_symbolic_dim(z.shape[0]))
-
-
-def _capabilities() -> list[float]:
-  """Return the compute capabilities of this process's NVIDIA GPUs."""
-  # AMD's GPUs have names instead, such as gfx90a.
-  names = [getattr(device, 'compute_capability', '') for device in jax.local_devices()]
-  return [float(name) for name in names if name.replace('.', '', 1).isdigit()]
 
 
 def _fill(z: jax.Array, axis: int, count: int) -> jax.Array:

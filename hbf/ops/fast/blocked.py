@@ -9,10 +9,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from hbf.ops.basis import RadialBasis
-from hbf.ops.distances import Distances, distances, keep_short, products, sum_dtype
+from hbf.ops.distances import Distances, distances
 from hbf.ops.fast.sums import Sums, blocks_in_memory, kernel_sums
 from hbf.ops.normalization import NORMALIZATIONS, Normalization
 from hbf.ops.parts import join, split
+from hbf.ops.products import keep_short, products, sum_dtype
 from hbf.ops.union import PartialSum
 
 

@@ -6,7 +6,7 @@ implementation sums u = k − p. The number p, the pivot, is the mean of k over 
 implementation has its own F. The pivot differs from k̄ by at most √(A / F) standard deviations of k. So the final
 correction from p to k̄ is never large.
 
-In this module, "float32" means float64 if an input is float64 (`hbf.ops.distances.sum_dtype`).
+In this module, "float32" means float64 if an input is float64 (`hbf.ops.products.sum_dtype`).
 
 Without normalization, kernel values are not divided by their maximum, and no moments are needed. See
 `unnormalized_sums`.
@@ -26,10 +26,11 @@ import jax.export
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from hbf.ops.distances import Distances, is_short, products, sum_dtype, sum_over_points
+from hbf.ops.distances import Distances
 from hbf.ops.kernels import KERNELS
 from hbf.ops.normalization import Moments
 from hbf.ops.parts import join, split
+from hbf.ops.products import einsum, is_short, products, sum_dtype, sum_over_points
 
 _FIRST = 64  # centers whose mean response is the pivot
 _KEPT_RATIO = 4  # the gradient keeps the distances if A is at most this number times D + V
@@ -114,9 +115,10 @@ def pull_back(cotangents: Sums, moments: Moments, coefficients: Float[Array, '..
   count = coefficients.shape[-2]
   mean_coefficients = coefficients.mean(axis=-2, keepdims=True, dtype=sum_dtype(coefficients.dtype))
   given = cotangents.values.astype(coefficients.dtype)
+  of_all = einsum('...nv,...av->...na', given.astype(sum_dtype(given.dtype)), mean_coefficients)
   of_moments = MomentCotangents(
     # The rounded cotangent is used here too, so that the common part of all coefficients cancels.
-    constant=cotangents.moments.mean / count - products(given.astype(sum_dtype(given.dtype)), mean_coefficients),
+    constant=cotangents.moments.mean / count - of_all,
     slope=2 * cotangents.moments.variance / count,
     mean=moments.mean,
   )
@@ -300,28 +302,24 @@ def _block_gradient(
   """
   log_k, pull_kernel = jax.vjp(KERNELS[kernel], scaled)
   k = jnp.exp(log_k - pull.log_peak)
-  of_k, deviations, of_mean = products(pull.given, coefficients), k, jnp.zeros((), k.dtype)
+  of_k, deviations, of_mean = einsum('...nv,...av->...na', pull.given, coefficients), k, jnp.zeros((), k.dtype)
   if pull.of_moments is not None:
     constant, slope, mean = pull.of_moments
     deviations = k - mean
     of_k += constant + slope * deviations
-    of_mean = products(mean.mT, pull.given.mT)
+    of_mean = einsum('...nm,...nv->...mv', mean, pull.given)
   (of_scaled,) = pull_kernel(of_k * k)
   if not is_short(coefficients.dtype):
     # k is precise enough, and XLA's CPU backend keeps k. It would have to keep the deviations too.
     of_coefficients = sum_over_points(k, pull.given) - of_mean
   else:
-    of_coefficients = _product('...na,...nv->...av', deviations.astype(coefficients.dtype), pull.given)
+    of_coefficients = einsum('...na,...nv->...av', deviations.astype(coefficients.dtype), pull.given)
   return distances.gradient(of_scaled), of_coefficients
 
 
 def _values(k: jax.Array, coefficients: jax.Array) -> jax.Array:
   """Compute the sums Σ_a k_a c_a, float32 [..., N, V], for numbers k [..., N, A]."""
-  return _product('...na,...av->...nv', k.astype(coefficients.dtype), coefficients)
-
-
-def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-  return jnp.einsum(spec, a, b, preferred_element_type=sum_dtype(a.dtype, b.dtype))
+  return einsum('...na,...av->...nv', k.astype(coefficients.dtype), coefficients)
 
 
 def _with_points(distances: Distances, points: jax.Array, norms: jax.Array) -> Distances:
