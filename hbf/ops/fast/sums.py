@@ -302,19 +302,32 @@ def _block_gradient(
   """
   log_k, pull_kernel = jax.vjp(KERNELS[kernel], scaled)
   k = jnp.exp(log_k - pull.log_peak)
-  of_k, deviations, of_mean = einsum('...nv,...av->...na', pull.given, coefficients), k, jnp.zeros((), k.dtype)
+  of_k, mean = einsum('...nv,...av->...na', pull.given, coefficients), None
   if pull.of_moments is not None:
     constant, slope, mean = pull.of_moments
-    deviations = k - mean
-    of_k += constant + slope * deviations
-    of_mean = einsum('...nm,...nv->...mv', mean, pull.given)
+    of_k += constant + slope * (k - mean)
   (of_scaled,) = pull_kernel(of_k * k)
-  if not is_short(coefficients.dtype):
-    # k is precise enough, and XLA's CPU backend keeps k. It would have to keep the deviations too.
-    of_coefficients = sum_over_points(k, pull.given) - of_mean
-  else:
-    of_coefficients = einsum('...na,...nv->...av', deviations.astype(coefficients.dtype), pull.given)
-  return distances.gradient(of_scaled), of_coefficients
+  return distances.gradient(of_scaled), _coefficient_gradient(k, mean, pull.given)
+
+
+def _coefficient_gradient(k: jax.Array, mean: jax.Array | None, given: jax.Array) -> jax.Array:
+  """Compute Σ_n (k_na − k̄_n) g_n, float32 [..., A, V], for k [..., N, A], k̄ [..., N, 1] and g [..., N, V].
+
+  The mean k̄ is 0 if it is None.
+  """
+
+  def of_deviations(k: jax.Array, mean: jax.Array, given: jax.Array) -> jax.Array:
+    return sum_over_points((k - mean).astype(given.dtype), given)
+
+  def of_responses(k: jax.Array, mean: jax.Array, given: jax.Array) -> jax.Array:
+    return sum_over_points(k, given) - einsum('...nm,...nv->...mv', mean, given)
+
+  if mean is None:
+    return sum_over_points(k.astype(given.dtype), given)
+  if is_short(given.dtype):
+    return of_deviations(k, mean, given)
+  # On a CPU, k is precise enough, and XLA keeps k anyway. Other devices round the factors of the product.
+  return jax.lax.platform_dependent(k, mean, given, cpu=of_responses, default=of_deviations)
 
 
 def _values(k: jax.Array, coefficients: jax.Array) -> jax.Array:
