@@ -32,8 +32,8 @@ def lengthen(workdir: pathlib.Path, plan: Plan, identity: Mapping[str, Any]) -> 
     identity: the identity of the data, see `hbf.data.pipeline.identity`.
 
   Raises:
-    UserError: the longer run would have taken other steps so far, or the data are not those of the run. Then nothing
-      is changed.
+    UserError: the longer run would have taken other steps so far, or the data or the teacher's weights are not those
+      of the run. Then nothing is changed.
   """
   if not (workdir / 'config.json').exists():
     return
@@ -48,6 +48,8 @@ def lengthen(workdir: pathlib.Path, plan: Plan, identity: Mapping[str, Any]) -> 
       f'{workdir} holds a run of {before:g} epochs. A run of {after:g} epochs would have had {difference}. Start a '
       f'new run from these weights: another --workdir and --config.init_from={workdir}'
     )
+  if plan.teacher:
+    plan.teacher.check(workdir)
   if result := read_result(workdir, 'steps'):
     (workdir / 'result.json').rename(workdir / f'result-{result["steps"]}.json')
   write_json(workdir / 'config.json', stamp(json.loads(plan.config.to_json())))

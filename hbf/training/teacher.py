@@ -1,6 +1,7 @@
 """The teacher of a run: --config.train.teacher=WEIGHTS."""
 
 import dataclasses
+import functools
 import pathlib
 from typing import Any
 
@@ -21,6 +22,8 @@ from hbf.training.distillation import Distillation, WithTeacher
 from hbf.training.own_weights import Trained
 from hbf.training.sharding import check_tensor, state_sharding, with_sharding
 from hbf.training.workdir import read_json, write_json
+
+FILE = 'teacher.json'  # in the run folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,21 +79,28 @@ class Teacher:
     except UserError as error:
       raise UserError(f'train.teacher={self.source}: {error}') from None
 
-  def claim(self, workdir: pathlib.Path) -> None:
-    """Write the checksum of the parameters to teacher.json in a run folder. If the file exists, compare with it.
+  def check(self, workdir: pathlib.Path) -> None:
+    """Compare the checksum of the parameters with the one in teacher.json of a run folder, if it has the file.
 
     Raises:
       UserError: the run began with other parameters of the teacher.
     """
-    path, found = workdir / 'teacher.json', sha256(self.network.params)
-    stored = read_json(path, 'restore it from a copy', 'sha256')
-    if stored is None:
-      write_json(path, {'source': self.source, 'sha256': found})
-    elif stored['sha256'] != found:
+    stored = read_json(workdir / FILE, 'restore it from a copy', 'sha256')
+    if stored is not None and stored['sha256'] != self._checksum:
       raise UserError(
         f'train.teacher={self.source} holds other weights than when the run in {workdir} began, such as those of a '
         'later step: name the same weights, for example as RUN/checkpoints/STEP, or choose another --workdir'
       )
+
+  def claim(self, workdir: pathlib.Path) -> None:
+    """Write the checksum of the parameters to teacher.json in a run folder. If it has the file, see `check`."""
+    self.check(workdir)
+    if not (workdir / FILE).exists():
+      write_json(workdir / FILE, {'source': self.source, 'sha256': self._checksum})
+
+  @functools.cached_property
+  def _checksum(self) -> str:
+    return sha256(self.network.params)
 
 
 def read_teacher(config: ConfigDict, task: Task) -> Teacher | None:

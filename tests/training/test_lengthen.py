@@ -6,7 +6,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from toy_runs import ONE, QUIET, assert_same_run, params_of, stop_at, timeless
+from toy_runs import ONE, QUIET, assert_same_run, params_of, save_untrained, stop_at, timeless
 
 from hbf.errors import UserError
 from hbf.training import startup
@@ -122,6 +122,14 @@ def test_a_run_without_checkpoints_may_become_longer(config, described):
   folder = described({})
   shutil.rmtree(folder / 'checkpoints')
   assert_lengthened(folder, config(2.0))
+
+
+def test_a_teacher_with_other_weights_is_refused(config, described, tmp_path):
+  save_untrained(config(1.0), tmp_path / 'teacher')
+  changes = {'train.teacher': str(tmp_path / 'teacher'), 'train.teacher_weight': 0.5}
+  folder = described(changes)
+  (folder / 'teacher.json').write_text('{"sha256": "another"}')
+  assert_refused(folder, config(2.0, **changes), r'holds other weights than when the run in .* began')
 
 
 def assert_refused(folder, longer, message):
