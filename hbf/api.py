@@ -336,7 +336,7 @@ def learn(run: 'Run', images: Any, labels: Sequence[str], *, among: tuple[Any, S
     known = given or labeled_images(run.workdir, run.config)
     learned = nothing_learned(reader, *known, len(trained), run.step, run.average)
   sources = [f'image {number}' for number in range(len(checked))]
-  return run.with_learned(learn_images(reader, trained, learned, checked, labels, sources))
+  return run.with_learned(learn_images(reader, learned, checked, labels, sources))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

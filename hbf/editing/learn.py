@@ -18,7 +18,7 @@ from hbf.data.images.folder import open_classes
 from hbf.editing.edit import labeled_images
 from hbf.editing.guard import Reader, metric_of_classes
 from hbf.errors import UserError
-from hbf.training.learned import Learned, LearnedClass, learned_if_any, write_learned
+from hbf.training.learned import Learned, LearnedClass, learned_if_any, read_learned, write_learned
 from hbf.training.predict import read_image
 from hbf.training.restore import check_classifies, restore, stored_dataset
 from hbf.training.side_file import LEARNED, check_alone
@@ -53,27 +53,17 @@ def nothing_learned(
 
 
 def learn_images(
-  reader: Reader,
-  trained: Sequence[str],
-  learned: Learned,
-  images: np.ndarray,
-  labels: Sequence[str],
-  sources: Sequence[str],
+  reader: Reader, learned: Learned, images: np.ndarray, labels: Sequence[str], sources: Sequence[str]
 ) -> Learned:
   """Return all learned classes: those of `learned`, and new classes made from `images`.
 
   Args:
     reader: the classifier.
-    trained: the names of the trained classes.
     learned: the classes that were learned earlier.
     images: the images of the new classes, uint8 [n, H, W, C].
-    labels: the name of the class of each image, [n].
+    labels: the name of the class of each image, [n], which `check_names` has checked.
     sources: the name of each image, [n]. The result lists it as a source of its class.
-
-  Raises:
-    UserError: `check_names` raises it.
   """
-  check_names(labels, trained, learned)
   features, classes = reader(images).features, []
   for name in dict.fromkeys(labels):
     rows = [number for number, label in enumerate(labels) if label == name]
@@ -82,7 +72,12 @@ def learn_images(
 
 
 def check_names(labels: Sequence[Any], trained: Sequence[str], learned: Learned | None) -> None:
-  """Check the names of new classes. See `learn_images` for the arguments.
+  """Check the names of new classes, before their images are read and before any work on the trained classes.
+
+  Args:
+    labels: the names.
+    trained: the names of the trained classes.
+    learned: the classes that were learned earlier. None: there are none.
 
   Raises:
     UserError: a name in `labels` is not a text, is empty, or is already the name of a class.
@@ -110,15 +105,16 @@ def learn_folder(
 
   Raises:
     UserError: the run is not of task classification, is in use, has edits, or has learned classes of another
-      checkpoint. Or its data are missing, an image can't be read, or `learn_images` raises UserError. Nothing is
+      checkpoint. Or its data are missing, an image can't be read, or `check_names` raises UserError. Nothing is
       written in these cases.
   """
   check_classifies(workdir, 'hbf learn')
   dataset = stored_dataset(workdir)
   names, source = open_classes(folder, dataset.image_shape[0])
-  images = np.stack([read_image(path, dataset.image_shape) for path in source.paths])
   with locked(workdir):
     check_alone(workdir / LEARNED)
+    check_names(names, dataset.class_names, read_learned(workdir))
+    images = np.stack([read_image(path, dataset.image_shape) for path in source.paths])
     restored = restore(workdir, checkpoint, jax.devices()[:1], average, dataset)
     reader = Reader.of(restored.model, restored.params, restored.task)
     learned = learned_if_any(workdir, restored.step, average)
@@ -126,6 +122,6 @@ def learn_folder(
       known, classes = labeled_images(workdir, restored.config, **moved)
       learned = nothing_learned(reader, known, classes, len(dataset.classes), restored.step, average)
     labels = [names[label] for label in source.read_labels()]
-    learned = learn_images(reader, dataset.class_names, learned, images, labels, source.paths)
+    learned = learn_images(reader, learned, images, labels, source.paths)
     write_learned(workdir, learned)
     return learned

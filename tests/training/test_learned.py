@@ -116,8 +116,9 @@ def test_classes_of_a_folder(folder, files, new):
 def test_a_wrong_folder_changes_nothing(folder, files):
   before = {path.name for path in folder.iterdir()}
   for change, message in (
+    (lambda: (files / 'stripes' / 'x.png').write_text('no image'), r'x\.png'),
+    # The names of the classes are checked before any image is read.
     (lambda: (files / 'stripes').rename(files / '7'), '7 is a class that the classifier was trained on'),
-    (lambda: (files / '7' / 'x.png').write_text('no image'), r'x\.png'),
     (lambda: (files / 'empty').mkdir(), 'empty has no image in it'),
     (lambda: (files / 'loose.png').write_text('no image'), r'loose\.png is in no class folder; .*: move it there'),
   ):
