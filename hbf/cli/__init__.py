@@ -156,8 +156,7 @@ def _report_unraisable(unraisable: Any) -> None:
 def _parse(argv: Sequence[str]) -> list[str]:
   has_config = 'config' in flags.FLAGS and is_config_flag(flags.FLAGS['config'])
   try:
-    with command_line.plain_errors():
-      return flags.FLAGS(command_line.config_arguments(argv) if has_config else argv)
+    return command_line.parse_flags(command_line.config_arguments(argv) if has_config else argv)
   except UserError as error:
     sys.exit(fail(str(error)))
 

@@ -1,6 +1,7 @@
 """Configs from the arguments of a command: --config=DATA[:…] and --config.KEY=VALUE."""
 
 import contextlib
+import itertools
 import pathlib
 import re
 import runpy
@@ -15,6 +16,7 @@ from hbf.errors import UserError, mistake
 # A flag that `define_config` defines belongs to the module that calls it.
 flags.disclaim_key_flags()
 
+_FLAG = '--?[a-zA-Z]'  # the beginning of a flag, unlike that of a negative number
 _KEYS = '`python -m hbf.config.reference` lists all keys'
 
 
@@ -26,8 +28,7 @@ def read_config(arguments: Sequence[str]) -> ConfigDict:
   """
   argv, values = ['', *config_arguments(arguments)], flags.FlagValues()
   define_config('', values, argv)
-  with plain_errors():
-    values(argv)
+  parse_flags(argv, values)
   from hbf.config.resolve import resolve  # slow: it imports the networks, and help texts need no config
 
   return resolve(values.config)
@@ -99,7 +100,7 @@ def joined(arguments: Sequence[str]) -> list[str]:
   """Return the arguments of a command line with --config=VALUE for --config VALUE. --config.KEY is treated alike."""
   result: list[str] = []
   for argument in arguments:
-    if result and re.fullmatch(r'--?config(\.[^=]+)?', result[-1]) and not re.match(r'--?[a-zA-Z]', argument):
+    if result and re.fullmatch(r'--?config(\.[^=]+)?', result[-1]) and not re.match(_FLAG, argument):
       result[-1] += f'={argument}'
     else:
       result.append(argument)
@@ -124,6 +125,27 @@ def config_arguments(arguments: Sequence[str]) -> list[str]:
     last.pop(name, None)
     last[name] = argument
   return list(last.values())
+
+
+def parse_flags(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> list[str]:
+  """Parse a command line, and return the arguments that are not flags.
+
+  Args:
+    argv: the name of the command, then its arguments. If --config is among the flags, see `config_arguments`.
+    values: the flags, which get their values.
+
+  Raises:
+    UserError: a flag is wrong, or a flag --config.KEY that needs a value has none.
+  """
+  with plain_errors():
+    try:
+      return values(argv)
+    finally:  # also if the next flag, taken for the value, is not a valid one
+      for argument, following in itertools.pairwise(argv):
+        if re.fullmatch(r'--?config\.[^=]+', argument) and re.match(_FLAG, following):
+          key = argument.lstrip('-')
+          if key in values and not values[key].boolean:  # defined once the config is read
+            raise UserError(f'{argument} needs a value: write {argument}=VALUE')
 
 
 @contextlib.contextmanager

@@ -33,6 +33,10 @@ def test_a_flag_that_is_true_needs_no_value():
     (['--config', '--config.seed=1'], '--config needs a value'),
     (['--config='], '--config needs a value'),
     (['--config=digits', '--config.seed'], '--config.seed needs a value: write --config.seed=VALUE'),
+    # The next flag is not taken for the value.
+    (['--config=digits', '--config.log.to', '--config.seed=3'], '--config.log.to needs a value: write'),
+    (['--config=digits', '--config.seed', '--config.log.to=x'], '--config.seed needs a value: write'),
+    (['--config=digits', '-config.data.mean', '--config.data.stratify'], '-config.data.mean needs a value'),
   ],
 )
 def test_a_flag_without_its_value_is_named(arguments, message):
