@@ -1,6 +1,8 @@
+import fcntl
 import functools
 import hashlib
 import http.server
+import os
 import pathlib
 import re
 import threading
@@ -65,6 +67,19 @@ def test_an_interrupted_preparation_leaves_nothing(tmp_path, monkeypatch):
   with pytest.raises(KeyboardInterrupt):
     prepare('digits', str(tmp_path), None)
   assert not list(tmp_path.iterdir())
+
+
+def test_leftovers_of_a_killed_preparation_are_removed_while_no_other_works(tmp_path):
+  left = tmp_path / 'digits' / 'incomplete.ABC123_1.0.0'
+  left.mkdir(parents=True)
+  (left / 'part').write_text('cut off')
+  other = os.open(left.parent, os.O_RDONLY)
+  fcntl.flock(other, fcntl.LOCK_SH)  # as another process that prepares the digits
+  with prepare_module._without_leftovers(left.parent):
+    assert left.exists()
+  os.close(other)
+  prepare('digits', str(tmp_path), None)
+  assert not left.exists() and prepared.find('digits', str(tmp_path))
 
 
 def test_unprepared_data_name_the_command(tmp_path, offline):

@@ -2,14 +2,18 @@
 
 import contextlib
 import dataclasses
+import fcntl
 import io
 import os
+import pathlib
+import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import tensorflow_datasets as tfds
 from etils import epath
+from tensorflow_datasets.core.constants import INCOMPLETE_PREFIX
 
 from hbf.data.builders import cifar, digits, tiny_imagenet, tiny_shakespeare
 from hbf.data.images import archives, prepared
@@ -193,7 +197,11 @@ def _build(builder: tfds.core.DatasetBuilder, directory: str) -> epath.Path:
     tfds.disable_progress_bar()
   try:
     # TFDS prints to stdout, where commands print results. It also makes a folder for downloads, which stays empty.
-    with contextlib.redirect_stdout(io.StringIO()), tempfile.TemporaryDirectory() as scratch:
+    with (
+      contextlib.redirect_stdout(io.StringIO()),
+      tempfile.TemporaryDirectory() as scratch,
+      _without_leftovers(pathlib.Path(builder.data_path.parent)),
+    ):
       builder.download_and_prepare(download_dir=scratch)
   except OSError as error:
     # If two processes prepare at once, the second can't rename its folder. The first has then prepared the data set.
@@ -203,3 +211,24 @@ def _build(builder: tfds.core.DatasetBuilder, directory: str) -> epath.Path:
     with contextlib.suppress(OSError):
       os.rmdir(builder.data_path.parent)  # TFDS leaves this folder empty after a failure. A full folder stays.
   return builder.data_path
+
+
+@contextlib.contextmanager
+def _without_leftovers(folder: pathlib.Path) -> Iterator[None]:
+  """Remove what killed preparations have left in a folder of a data set, and make a preparation in the context.
+
+  The processes that prepare the data set share a lock of the folder. So nothing is removed while another one works,
+  and a killed process leaves no lock.
+  """
+  folder.mkdir(parents=True, exist_ok=True)
+  handle = os.open(folder, os.O_RDONLY)
+  try:
+    with contextlib.suppress(OSError):  # another process has the lock, or the file system has none
+      fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      for path in folder.glob(f'{INCOMPLETE_PREFIX}*'):
+        shutil.rmtree(path)
+    with contextlib.suppress(OSError):
+      fcntl.flock(handle, fcntl.LOCK_SH)
+    yield
+  finally:
+    os.close(handle)
