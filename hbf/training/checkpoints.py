@@ -9,6 +9,7 @@ import errno
 import gc
 import json
 import logging
+import math
 import pathlib
 import sys
 import traceback
@@ -95,9 +96,8 @@ class Checkpoints:
   def score(self, step: int, value: float) -> bool:
     """Record the score of a step. Return True if it beats every checkpoint's score, so the caller should save one."""
     assert self._ranking.score is not None, 'the checkpoints were opened without `ranks`'
-    best = self._ranking.best(self._manager.all_steps())
     self._ranking.scores[step] = value
-    return best is None or (self._ranking.best([step, best]) == step and value != self._ranking.scores[best])
+    return self._ranking.best([*self._manager.all_steps(), step]) == step
 
   def scored(self, step: int) -> bool:
     """Return True if the score of a step is known."""
@@ -329,8 +329,11 @@ class _Ranking:
   scores: dict[int, float]
 
   def best(self, steps: Iterable[int]) -> int | None:
-    """Return the step with the best score, the first one if several are equal. None if no step has a score."""
-    ranked = sorted(step for step in steps if step in self.scores)
+    """Return the step with the best score, the first one if several are equal. None if no step has a score.
+
+    A score that is NaN does not count. The outputs of a network may overflow before its parameters do.
+    """
+    ranked = sorted(step for step in steps if not math.isnan(self.scores.get(step, math.nan)))
     if not ranked or self.score is None:
       return None
     value = self.score.better(self.scores[step] for step in ranked)

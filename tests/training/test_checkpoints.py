@@ -55,6 +55,15 @@ def test_of_equally_good_checkpoints_the_first_is_the_best(tmp_path):
     assert checkpoints.find('best') == 2
 
 
+def test_a_score_that_is_not_a_number_is_never_the_best(tmp_path):
+  nan = float('nan')
+  with saved(tmp_path, {1: nan, 2: 20.0, 3: nan, 4: nan}) as checkpoints:
+    assert names(tmp_path) == ['2', '4']
+    assert checkpoints.find('best') == 2
+    assert checkpoints.evaluations_since_best(4) == 2 and not checkpoints.evaluations_since_best(1)
+    assert not checkpoints.score(5, nan) and checkpoints.score(6, 21.0)
+
+
 def test_a_figure_is_the_best_if_no_checkpoint_has_a_better_or_the_same(tmp_path):
   scores = {1: 30.0, 2: 90.0}  # of step 2 there is no checkpoint
   with contextlib.closing(Checkpoints(tmp_path, ranks=ACCURACY, scores=scores)) as checkpoints:
