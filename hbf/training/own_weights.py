@@ -118,14 +118,14 @@ def find(source: str, key: str) -> Trained | None:
 def _find_run(workdir: pathlib.Path, checkpoint: str, origin: str) -> Trained:
   one, data = jax.local_devices()[:1], stored_data(workdir)  # a process reaches only its own
   restored = restore(workdir, checkpoint, one, dataset=data)
-  return _trained(origin, load_config(workdir), restored.model, _on_host(restored.params), data)
+  return _trained(origin, restored.config, restored.model, _on_host(restored.params), data)
 
 
 def _find_packaged(name: str) -> Trained:
   # No run folder is made: several processes would have to write its checkpoint together.
   folder, params = pretrained.folder_of(name), pretrained.read_params(name)
   config, data = load_config(folder), stored_data(folder)
-  _, model = make_network(load_config(folder), data, jax.local_devices()[0].platform)
+  _, model = make_network(config, data, jax.local_devices()[0].platform)
   return _trained('the pretrained model', config, model, params, data)
 
 
