@@ -22,6 +22,7 @@ from hbf.comparison.grid import Grid
 from hbf.comparison.stored import StoredRuns, open_runs
 from hbf.evaluation.scores import Score
 from hbf.tasks.task import Task
+from hbf.training.writers import lines_with
 
 REFERENCE, REST = 'black', '0.55'
 # Colors that color-blind readers can distinguish (Okabe & Ito 2008), without yellow, which is too light for a line.
@@ -168,7 +169,7 @@ def _held_out_panel(logs: Mapping[str, list[list[dict]]], kind: type[Task]) -> P
 
 
 def _curve(runs: list[list[dict]], split: str, score: Score) -> Curve | None:
-  lines = [[line for line in run if line['split'] == split] for run in runs]
+  lines = [lines_with(run, split, score.name) for run in runs]
   finite = [itertools.takewhile(lambda line: math.isfinite(line[score.name]), seed_lines) for seed_lines in lines]
   points = [[(line['epoch'], line[score.name]) for line in seed_lines] for seed_lines in finite]
   points = [seed_points for seed_points in points if seed_points]

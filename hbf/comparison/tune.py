@@ -28,7 +28,7 @@ from hbf.evaluation.scores import Score
 from hbf.markdown import table
 from hbf.tasks.registry import TASKS
 from hbf.training.workdir import CURE, check_kinds, damaged, held, read_json, write_json
-from hbf.training.writers import validation_scores
+from hbf.training.writers import lines_with, validation_scores
 
 FIRST_SEED = 1000  # seed of trial 0; the seeds of a comparison start at 0
 HELD_OUT = '--config.data.validation='
@@ -49,7 +49,7 @@ class Trial:
     options: values by config key.
     held_out: value of the first of the task's `scores` on held-out examples, at the end of training. None without a
       result.
-    loss: training loss at the end of training. None without a result.
+    loss: last training loss in the log. None without a result, or if all steps were skipped (`optimizer.skip`).
     failed: reason why there is no result. '' if there is a result.
     arm: the requested arm, 'LABEL: MODEL key=value …'.
     like: the arm to which the number of parameters is matched, and the training operations if the request says so.
@@ -101,9 +101,10 @@ class Trial:
     """Return the trial with the scores from its logs, or with the reason why it has no result."""
     if failed := runs.failure(self.run):
       return dataclasses.replace(self, held_out=None, loss=None, failed=failed)
-    last = {line['split']: line for line in runs.metrics(self.run)}
-    scores = last['validation'][self.ranks.name], last['train']['loss']
-    return dataclasses.replace(self, held_out=scores[0], loss=scores[1], failed='')
+    lines = runs.metrics(self.run)
+    held_out = lines_with(lines, 'validation', self.ranks.name)[-1][self.ranks.name]
+    losses = [line['loss'] for line in lines_with(lines, 'train', 'loss')]
+    return dataclasses.replace(self, held_out=held_out, loss=losses[-1] if losses else None, failed='')
 
 
 class _Trials(Grid):
@@ -222,7 +223,10 @@ def report(workdir: pathlib.Path) -> None:
   rows = []
   for label, arm_trials in _by_label(trials).items():
     best = _best(arm_trials)
-    scores = (f'{best.held_out:{ranks.form}}', f'{best.loss:.3f}', _joined(best.options)) if best else ('–',) * 3
+    scores = ('–',) * 3
+    if best:
+      loss = '–' if best.loss is None else f'{best.loss:.3f}'
+      scores = (f'{best.held_out:{ranks.form}}', loss, _joined(best.options))
     counts = [sum(trial.settled for trial in arm_trials), sum(trial.diverged for trial in arm_trials)]
     counts += [sum(trial.pruned for trial in arm_trials)] * trials[0].prune
     rows.append((label, *map(str, counts), *scores))

@@ -2,7 +2,7 @@
 
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -97,6 +97,19 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
     found.append(parse_json(line, f'line {number} of {path}', cure))
     check_kinds(found[-1], f'line {number} of {path}', cure, step=int, split=str)
   return found
+
+
+def lines_with(lines: Iterable[Mapping[str, Any]], split: str, name: str) -> list[Mapping[str, Any]]:
+  """Return those lines of a log that are of a split and have a score.
+
+  If all steps of a report were skipped (`optimizer.skip`), its line has no score.
+
+  Args:
+    lines: the lines, from `read_metrics`.
+    split: the split, such as 'train'.
+    name: the name of the score, such as 'loss'.
+  """
+  return [line for line in lines if line['split'] == split and name in line]
 
 
 def validation_scores(workdir: pathlib.Path, score: Score, rank: str = 'parameters') -> dict[int, float]:

@@ -11,8 +11,9 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from hbf.comparison.curves import COLORS, REST, draw_curves, spread_labels
+from hbf.comparison.curves import COLORS, REST, _curve, draw_curves, spread_labels
 from hbf.comparison.grid import Arm, Grid
+from hbf.evaluation.scores import LOSS
 
 LONG = 'a-rather-long-name-of-an-arm'
 
@@ -129,6 +130,13 @@ def test_an_arm_that_diverged_is_drawn_up_to_there(drawn):
   score = drawn([40.0, float('nan'), 60.0])
   for axis in score.axes:
     assert [text.get_text() for text in axis.texts] == [f'{LONG}-0', f'{LONG}-2']
+
+
+def test_reports_of_skipped_steps_are_left_out():
+  run = [{'split': 'train', 'epoch': epoch, 'loss': 1.0 / epoch} for epoch in (1, 2, 3)]
+  del run[1]['loss']  # all steps since the last report were skipped
+  curve = _curve([run], 'train', LOSS)
+  assert curve.epochs.tolist() == [1, 3]
 
 
 @pytest.mark.parametrize('seed', range(5))

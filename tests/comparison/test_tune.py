@@ -38,7 +38,8 @@ lines = [
   {'step': 1, 'split': 'validation', 'accuracy': 99.0},
   {'step': 2, 'split': 'train', 'loss': rate},
   {'step': 2, 'split': 'validation', 'accuracy': accuracy},
-  {'step': 2, 'split': 'test', 'accuracy': 12.34},
+  {'step': 3, 'split': 'train', 'skipped': 1},
+  {'step': 3, 'split': 'test', 'accuracy': 12.34},
 ]
 (workdir / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\\n' for line in lines))
 (workdir / 'result.json').write_text('{}')

@@ -10,7 +10,7 @@ from hbf.analysis.report.page import Drawing, PageTable, Paragraph, Section
 from hbf.analysis.trained_run import TrainedRun
 from hbf.evaluation.scores import ACCURACY, ECE, LOSS, NLL, TOP5
 from hbf.training.workdir import read_result
-from hbf.training.writers import read_metrics
+from hbf.training.writers import lines_with, read_metrics
 
 SHOWN = {
   'model': 'model',
@@ -76,7 +76,7 @@ def _format(value: Any) -> str:
 
 def _curves(run: TrainedRun) -> Drawing | None:
   lines = read_metrics(run.workdir)
-  kinds = {split: [line for line in lines if line['split'] == split] for split in ('train', 'validation')}
+  kinds = {split: lines_with(lines, split, ACCURACY.name) for split in ('train', 'validation')}
   if not kinds['train']:
     return None
   (losses, left), (accuracies, right) = panel(), panel()
