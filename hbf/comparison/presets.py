@@ -247,7 +247,7 @@ PRESETS = {
     overrides=MUON,
     operations='match',
   ),
-  # The search for 'text-muon' with `--tune=12`, on the held-out end of train, at a quarter of its operations.
+  # The search for 'text-muon' with `--tune=12`, on the held-out end of train, at a fifth of its operations.
   'text-muon-tune': Comparison(
     configs=('configs/shakespeare.py:recipe=characters',),
     arms=_arms(TEXT_MUON),
