@@ -67,6 +67,7 @@ def _classifier() -> tuple[Any, dict[str, Any]]:
   """Return the classifier, and the facts that the server shows: data set, step and number of classes."""
   from hbf.training import export, predict
   from hbf.training.edits_file import warn_of_edits
+  from hbf.training.learned import warn_of_learned
   from hbf.training.mirror import local_copy
 
   if MODEL.value:
@@ -76,6 +77,7 @@ def _classifier() -> tuple[Any, dict[str, Any]]:
     workdir = local_copy(WORKDIR.value)
     model = export.from_run(workdir, CHECKPOINT.value, AVERAGE.value, EDITS.value)
     warn_of_edits(workdir, EDITS.value)
+    warn_of_learned(workdir)
     classifier, about = predict.of_trained(model), dict(model.about)
   if not classifier.form.ranked:
     raise UserError(

@@ -5,6 +5,7 @@ import concurrent.futures
 import http.client
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from PIL import Image
 
 from hbf.tasks import answers
 from hbf.training.export import from_run
+from hbf.training.learned import Learned, LearnedClass, write_learned
 from hbf.training.predict import Classifier, answer, of_trained
 
 SECONDS, BYTES, QUEUE = 2.0, 100_000, 4
@@ -252,6 +254,15 @@ def test_sigterm_answers_what_is_inside_and_ends_with_0(finished, tmp_path):
       received += part
   assert received.startswith(b'HTTP/1.1 200 ') and b'"classes"' in received
   assert running.process.wait(60) == 0 and running.log.read_text() == ''
+
+
+def test_learned_classes_are_left_out_with_a_line(finished, tmp_path):
+  folder = shutil.copytree(finished[0], tmp_path / 'run')
+  rose = LearnedClass('rose', ('a.png',), np.ones(3, np.float32))
+  write_learned(folder, Learned(1, False, np.eye(3), np.ones((10, 3)), (rose,)))
+  running = Server(folder, tmp_path)
+  assert running.end() == 0
+  assert 'has learned classes, which are left out: only `hbf predict` answers them' in running.log.read_text()
 
 
 def test_a_port_in_use_is_a_line(finished, server, tmp_path):
