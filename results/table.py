@@ -14,8 +14,12 @@ from hbf.analysis.report.attack_report import table as attacks
 from hbf.analysis.report.corruption_report import table as corruptions
 from hbf.analysis.report.dead_units_report import table as dead_units
 from hbf.analysis.report.edit_report import table as edits
+from hbf.analysis.report.few_shot_report import tables as few_shot
 from hbf.analysis.report.memory_report import table as memories
+from hbf.analysis.report.optimization_report import tables as optimization
 from hbf.analysis.report.outlier_report import table as outliers
+from hbf.analysis.report.starts_report import table as starts
+from hbf.analysis.report.text_edit_report import table as text_edits
 from hbf.analysis.token_order import table as mixing
 from hbf.comparison import tune
 from hbf.comparison.grid import Grid
@@ -55,6 +59,17 @@ EXPLAINED = {'cifar10-laptop-1': True, 'cifar10-laptop-2': False, 'cifar10-small
 WINDOWS = ((100, 175), (200, 300), (300, 352))  # windows of steps in the runs of a search
 TRIAL_WINDOWS = ((200, 300), (300, 400), (500, 600), (950, 1050))  # windows of steps in the trials of stage 2
 HELD_OUT = (NLL, ACCURACY)
+# The studies of hbf.analysis, by the name of their folder and of the file in it.
+STUDIES = {
+  'dead-units': dead_units,
+  'memory': memories,
+  'edit': edits,
+  'text-edit': text_edits,
+  'few-shot': few_shot,
+  'starts': starts,
+  'optimization': optimization,
+  'corruptions': corruptions,
+}
 _PARTS = ('part', 'forward, ms', 'backward, ms', 'share, %', 'estimate, ms', 'time / estimate')
 BENCHMARKS = {
   'step': ('model', 'width', 'batch', 'parameters', 'images/s', 'time / vit', 'of matmul rate', 'temporary MB'),
@@ -264,13 +279,9 @@ def _change(config: dict[str, Any], base: dict[str, Any]) -> tuple[str, str]:
 
 def main() -> None:
   """Print all tables."""
-  units = json.loads((ROOT / 'dead-units' / 'dead-units.json').read_text())
   parts = [comparison(name) for name in COMPARISONS]
   parts += [*map(rates, RATES), *map(search, SEARCHES), *map(tuned, TUNED), trials('search-stage2')]
-  parts.append(dead_units(units))
-  parts.append(memories(json.loads((ROOT / 'memory' / 'memory.json').read_text())))
-  parts.append(edits(json.loads((ROOT / 'edit' / 'edit.json').read_text())))
-  parts.append(corruptions(json.loads((ROOT / 'corruptions' / 'corruptions.json').read_text())))
+  parts += [report(json.loads((ROOT / name / f'{name}.json').read_text())) for name, report in STUDIES.items()]
   for name, report in (('outliers', outliers), ('attacks', attacks)):
     shown, _ = report(json.loads((ROOT / 'outliers' / f'{name}.json').read_text())).split('\n\n')
     parts.append(shown)  # without the notes
