@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from hbf.analysis.trained_run import TrainedRun
+from hbf.analysis.unit_params import directions
 from hbf.evaluation.unit_health import Health, awake, doubled, health, low_share
 from hbf.models.build import unrolled
 from hbf.models.classifier import ImageClassifier
@@ -247,16 +248,15 @@ def _move_centers(run: TrainedRun, images: np.ndarray, chosen: Mapping[str, tupl
 
 
 def class_scores(run: TrainedRun, block: str) -> np.ndarray:
-  """Apply the final LayerNorm and the head to each center's coefficient. Return the scores [U, classes].
+  """Apply the final LayerNorm and the head to what each center adds to a token. Return the scores [U, classes].
 
   Later blocks and all biases are left out. The LayerNorm does not divide by the standard deviation, because that
   differs between tokens. The scores of a center therefore rank the classes, but are not logits. Their mean over the
   classes is 0.
   """
   params = run.params
-  coefficients = np.asarray(params[block]['stage2']['coefficients'], np.float64)
-  coefficients = coefficients.reshape(-1, coefficients.shape[-1])
-  centered = coefficients - coefficients.mean(axis=1, keepdims=True)
+  added = directions(params, block)
+  centered = added - added.mean(axis=1, keepdims=True)
   scores = centered * np.asarray(params['norm']['scale']) @ np.asarray(params['head']['kernel'], np.float64)
   return scores - scores.mean(axis=1, keepdims=True)
 

@@ -16,7 +16,7 @@ import numpy as np
 from hbf.analysis.capture import by_token
 from hbf.analysis.relevance import probabilities, random_orders, readout, removed_counts
 from hbf.analysis.trained_run import TrainedRun
-from hbf.analysis.unit_params import Params, coefficients
+from hbf.analysis.unit_params import Params, directions
 from hbf.models.build import unrolled
 from hbf.models.classifier import ImageClassifier
 from hbf.nn.block import Block
@@ -94,8 +94,8 @@ class LastUnits(NamedTuple):
   Attributes:
     tokens: tokens after the block, float32 [n, N, D].
     responses: responses R of the units in stage 2, as in the sum Σ R c, float32 [n, N, U].
-    coefficients: vectors [U, D] that the units add to a token for a response of 1. If the block multiplies the output
-      of stage 2 by learned factors, the coefficients are already multiplied by them.
+    coefficients: vectors [U, D] that the units add to a token for a response of 1
+      (`hbf.analysis.unit_params.directions`).
   """
 
   tokens: np.ndarray
@@ -119,7 +119,7 @@ def last_units(run: TrainedRun, images: np.ndarray) -> LastUnits:
     UserError: stage 2 of the last block has no units.
   """
   block = f'block{run.model.trunk.depth - 1}'
-  written = coefficients(run.params, block) * jnp.asarray(run.params[block].get('scale_stage2', 1.0))
+  written = directions(run.params, block)
   parts = [
     [np.asarray(z, np.float32)[number >= 0] for z in _last(run.model, run.params, inputs)]
     for number, inputs in run.batches(images)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hbf.analysis.trained_run import TrainedRun
-from hbf.analysis.unit_params import silence
+from hbf.analysis.unit_params import directions, silence
 from hbf.errors import UserError
 
 # A function from images uint8 [n, height, width, channels] to probabilities [n, classes].
@@ -138,12 +138,7 @@ def votes(run: TrainedRun, images: np.ndarray, classes: np.ndarray) -> np.ndarra
   """
   block = _last_block(run)
   tokens, responses = _last(run, images, block)
-  unit = run.params[block]['stage2']
-  coefficients = np.asarray(unit['coefficients'], np.float64)
-  coefficients = coefficients.reshape(-1, coefficients.shape[-1]) * np.asarray(
-    run.params[block].get('scale_stage2', 1.0)
-  )
-  return responses * (readout(run, tokens, classes) @ coefficients.T)
+  return responses * (readout(run, tokens, classes) @ directions(run.params, block).T)
 
 
 def effects(run: TrainedRun, images: np.ndarray, classes: np.ndarray, centers: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ from scipy import special
 from hbf.analysis.capture import by_token
 from hbf.analysis.interventions import Mean
 from hbf.analysis.restored_run import RestoredRun
-from hbf.analysis.unit_params import coefficients, silence
+from hbf.analysis.unit_params import directions, silence
 from hbf.data.text.tokenizers import Tokenizer
 from hbf.editing.places import BATCH, spaced_windows
 from hbf.errors import UserError
@@ -196,14 +196,14 @@ def writing(run: TextRun) -> np.ndarray:
 
 
 def written(run: TextRun, block: str) -> np.ndarray:
-  """Return how much the coefficients of a block's U units raise the excess logits of the V tokens, [U, V].
+  """Return how much a block's U units raise the excess logits of the V tokens for a response of 1, [U, V].
 
-  The later blocks are skipped. The final LayerNorm only multiplies by its learned scale, and does not divide by the
-  standard deviation, because this differs between positions. So the result ranks the tokens for each unit, but its
-  size has no meaning.
+  The later blocks are skipped. The final LayerNorm does not divide by the standard deviation, because this differs
+  between positions. So the result ranks the tokens for each unit, but its size has no meaning.
   """
-  scale = np.asarray(run.params['norm']['scale'], np.float64)
-  return np.asarray(np.asarray(coefficients(run.params, block), np.float64) * scale @ writing(run).T)
+  added = directions(run.params, block)
+  centered = added - added.mean(axis=1, keepdims=True)
+  return np.asarray(centered * np.asarray(run.params['norm']['scale'], np.float64) @ writing(run).T)
 
 
 def votes(run: TextRun, seen: Observed, classes: np.ndarray) -> np.ndarray:
@@ -222,8 +222,7 @@ def votes(run: TextRun, seen: Observed, classes: np.ndarray) -> np.ndarray:
   block = last_block(run)
   if block not in seen.responses:
     raise UserError('stage 2 of the last block is not a HyperBF, so it has no votes: give a run with stage 2 hyperbf')
-  scale = np.asarray(run.params[block].get('scale_stage2', 1.0), np.float64)
-  each = readout(run, seen.tokens, classes) @ (np.asarray(coefficients(run.params, block), np.float64) * scale).T
+  each = readout(run, seen.tokens, classes) @ directions(run.params, block).T
   return np.asarray(seen.responses[block] * each)
 
 

@@ -41,6 +41,15 @@ def coefficients(params: Params, block: str) -> jax.Array:
   return jnp.asarray(unit['coefficients'] if 'coefficients' in unit else unit['out']['kernel']).reshape(count, -1)
 
 
+def directions(params: Params, block: str) -> np.ndarray:
+  """Return the vectors [U, D], float64, that a block's units add to a token for a response of 1.
+
+  They are the coefficients. If the block multiplies the output of stage 2 by learned factors (`layer_scale`), the
+  coefficients are multiplied by them. Errors are as for `count_units`.
+  """
+  return np.asarray(coefficients(params, block), np.float64) * np.asarray(params[block].get('scale_stage2', 1.0))
+
+
 def with_coefficients(params: Params, block: str, values: jax.Array) -> Params:
   """Return parameters in which the units of a block have the coefficients `values` [U, D]."""
   unit = params[block]['stage2']

@@ -91,6 +91,12 @@ def test_votes_are_what_the_centers_add_with_the_norm_frozen(make, windows, chan
   bias = np.asarray(run.params['norm']['bias'], np.float64) @ texts.writing(run).T
   centered = seen.tokens - seen.tokens.mean(axis=-1, keepdims=True)
   np.testing.assert_allclose((through * centered).sum(axis=-1) + bias[answers], excess, rtol=1e-3, atol=1e-3)
+  # Without a center, a token lacks what the center adds for its response.
+  responses = seen.responses['block1'][..., 3]
+  place = np.unravel_index(np.abs(responses).argmax(), responses.shape)
+  added = (seen.tokens - run.observe(windows, silence(run.params, 'block1', [3])).tokens)[place] / responses[place]
+  read = (added - added.mean()) * run.params['norm']['scale']
+  np.testing.assert_allclose(texts.written(run, 'block1')[3], read @ texts.writing(run).T, rtol=1e-2, atol=1e-2)
 
 
 def test_the_top_places_have_the_greatest_responses():

@@ -173,10 +173,12 @@ def test_an_untrained_network_is_one_of_its_shape(run, images):
   assert not np.asarray(start.params['head']['bias']).any() and np.asarray(run.params['head']['bias']).any()
 
 
-def test_what_a_center_writes_is_what_the_head_reads(run):
-  unit, norm, head = run.params['block1']['stage2'], run.params['norm'], run.params['head']
+@pytest.mark.parametrize('changes', [{}, {'model.layer_scale': 0.5}])
+def test_what_a_center_writes_is_what_the_head_reads(made, changes):
+  run = made(**changes)
+  block, norm, head = run.params['block1'], run.params['norm'], run.params['head']
   scores = class_scores(run, 'block1')
-  c = np.asarray(unit['coefficients'][0, 5], np.float64)
+  c = np.asarray(block['stage2']['coefficients'][0, 5], np.float64) * np.asarray(block.get('scale_stage2', 1.0))
   logits = (c - c.mean()) * np.asarray(norm['scale']) @ np.asarray(head['kernel'])
   np.testing.assert_allclose(scores[5], logits - logits.mean(), rtol=1e-5, atol=1e-6)
 
