@@ -89,15 +89,16 @@ def root(matrix: np.ndarray) -> np.ndarray:
   return (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
 
 
-def feature_matrices(stage: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def feature_matrices(stage: Mapping[str, Any], metric: str = '') -> dict[str, np.ndarray]:
   """Return the matrices [D, D] of a stage 2 that its AGOP should resemble, by name.
 
   Args:
     stage: the parameters of HyperBF centers or of an MLP. With several heads, a matrix is block-diagonal, with a
       block for each head.
+    metric: the name of the metric of HyperBF centers (`hbf.ops.distances`).
 
   Returns:
-    - 'metric': WᵀW. It is missing for metric identity.
+    - 'metric': WᵀW, or the symmetric part of M for metric bilinear. It is missing for metric identity.
     - 'centers': TᵀT. The rows of T [A, D] are the centers t_a.
     - 'slopes': UᵀU. The rows of U [A, D] are the vectors u_a of linear coefficients (u_a·x + w_a) c_a.
     - 'centers and slopes': SᵀS + UᵀU. The rows of S [A, D] are t_a/σ_a². For metric identity, t_a/σ_a² is the part
@@ -109,7 +110,8 @@ def feature_matrices(stage: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return {'weights': weights @ weights.T}
   found = {}
   if 'metric' in stage:
-    found['metric'] = _by_head(_metric(np.asarray(stage['metric'], np.float64), np.shape(stage['centers'])[-1]))
+    weights, dimensions = np.asarray(stage['metric'], np.float64), np.shape(stage['centers'])[-1]
+    found['metric'] = _by_head(_metric(weights, dimensions, metric == 'bilinear'))
   for name in ('centers', 'slopes'):
     if name in stage:
       rows = np.asarray(stage[name], np.float64)
@@ -121,11 +123,14 @@ def feature_matrices(stage: Mapping[str, Any]) -> dict[str, np.ndarray]:
   return found
 
 
-def _metric(weights: np.ndarray, dimensions: int) -> np.ndarray:
+def _metric(weights: np.ndarray, dimensions: int, bilinear: bool) -> np.ndarray:
   """Return the matrices WᵀW [H, d, d] of the H heads, where d is `dimensions`.
 
-  `weights` is W for each head: [H, d] for a diagonal metric, else [H, rank, d].
+  `weights` is W for each head: [H, d] for a diagonal metric, else [H, rank, d]. If the metric is bilinear, it is M,
+  and the result is its symmetric part.
   """
+  if bilinear:
+    return (weights + weights.swapaxes(1, 2)) / 2
   rows = weights[:, :, None] * np.eye(dimensions) if weights.ndim == 2 else weights
   return rows.swapaxes(1, 2) @ rows
 

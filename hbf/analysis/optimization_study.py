@@ -345,10 +345,10 @@ def measure_agop(restored: Restored) -> list[dict[str, Any]]:
   source = make_splits(task, restored.config.data.validation)['train']
   shown, _ = read_many(source, evenly_spaced(len(source), SEEN), task.shape)
   images = np.asarray(normalize(jnp.asarray(shown), task.mean, task.std))
-  start, rows = untrained(restored), []
+  start, rows, metric = untrained(restored), [], restored.config.model.stage2.get('metric', '')
   for state, params in (('trained', restored.params), ('untrained', start)):
     for block, outer in agop(model, params, images).items():
-      for name, matrix in feature_matrices(params[block]['stage2']).items():
+      for name, matrix in feature_matrices(params[block]['stage2'], metric).items():
         found = {'agop': correlations(outer, matrix), 'root': correlations(root(outer), matrix)}
         units = _units(params[block]['stage2'])
         draws = random_correlations(outer, units, DRAWS, SEED)

@@ -217,6 +217,8 @@ def test_feature_matrices_and_correlations():
   np.testing.assert_allclose(
     agop.feature_matrices({'centers': centers[:1], 'metric': full})['metric'], full[0].T @ full[0]
   )
+  bilinear = agop.feature_matrices({'centers': centers[:1], 'metric': full}, 'bilinear')['metric']
+  np.testing.assert_allclose(bilinear, (full[0] + full[0].T) / 2)
   linear = {'centers': centers[:1], 'slopes': 2 * centers[:1], 'log_sigma': np.log(np.full((1, 1, 5), 2.0))}
   both = agop.feature_matrices(linear)
   np.testing.assert_allclose(both['centers and slopes'], both['centers'] / 16 + both['slopes'])
