@@ -10,7 +10,7 @@ from hbf.analysis.image_run import LabeledImages
 from hbf.analysis.mistakes import confused, most_ambiguous, most_confident, risk_coverage, summary
 from hbf.analysis.report.drawing import FRAME
 from hbf.analysis.report.sections.centers import marked
-from hbf.analysis.report.sections.relevance import median_share, picture, strongest
+from hbf.analysis.report.sections.relevance import Vote, median_share, picture, strongest
 from hbf.errors import UserError
 
 IMAGES = np.random.default_rng(0).integers(0, 200, (5, 8, 8, 1), np.uint8)
@@ -124,6 +124,8 @@ def test_what_is_lost_without_a_center_is_what_the_whole_network_says(made, imag
     assert vote.lost == pytest.approx(whole - left, abs=1e-4)
     assert abs(vote.lost - vote.adds) > 1e-3 * abs(vote.adds)
   assert median_share(votes) == pytest.approx(np.median([vote.lost / vote.adds for (vote,) in votes]))
+  none = Vote(answer=0, center=0, token=0, adds=0.0, lost=0.0)  # as if no token of the image were in a ball
+  assert median_share([[none], [none._replace(adds=4.0, lost=1.0)]]) == 0.25 and median_share([[none]]) == 0
 
 
 @pytest.mark.parametrize('pool', ['mean', 'cls'])

@@ -149,8 +149,11 @@ def strongest(run: TrainedRun, images: np.ndarray, answers: np.ndarray, count: i
 
 
 def median_share(cast: Sequence[Sequence[Vote]]) -> float:
-  """Return the median of the ratio `lost` / `adds` over the strongest votes, one for each image."""
-  return float(np.median([votes[0].lost / votes[0].adds for votes in cast]))
+  """Return the median of the ratio `lost` / `adds` over the strongest votes, one for each image.
+
+  Votes of 0 do not count, as of a ball that no token is in. If all are 0, the result is 0.
+  """
+  return float(np.median([votes[0].lost / votes[0].adds for votes in cast if votes[0].adds] or [0.0]))
 
 
 def voters(
