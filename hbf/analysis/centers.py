@@ -70,10 +70,11 @@ def census(
   Args:
     run: the run.
     images: uint8 [n, height, width, channels].
-    nearest: number of nearest images to find for each center, at most n.
+    nearest: number of nearest images to find for each center. If there are fewer images, all are found.
     labels: the true classes, int [n]. If they are given, a center also counts as dead if its coefficient gets no
       gradient.
   """
+  nearest = min(nearest, len(images))  # else copies that fill up a batch would be among them
   found: dict[str, list[dict[str, np.ndarray]]] = {}
   for number, activations in run.capture_batches(images):
     for block in activations.points:
@@ -195,7 +196,7 @@ def random_tokens(
     token = random.integers(run.first_patch + rows * columns, size=len(own))
     params = _move_centers(run, images, {block: (own, token)})
     null = census(run.with_params(params), images, nearest + 1)[block]
-    kept = np.argsort(null.images == own[:, None], axis=1, kind='stable')[:, :nearest]
+    kept = np.argsort(null.images == own[:, None], axis=1, kind='stable')[:, : min(nearest, len(images) - 1)]
     near: dict[str, Any] = {
       name: np.take_along_axis(getattr(null, name), kept, axis=1) for name in ('images', 'tokens', 'log_kernels')
     }

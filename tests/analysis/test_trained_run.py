@@ -155,6 +155,15 @@ def test_purity_and_overlap(run, images):
   assert min(shared) >= 0.75  # rounding may exchange the last
 
 
+def test_few_images_are_all_found(run, images):
+  """Copies of the last image fill up the batch, but they are no images."""
+  found = census(run, images[:3], nearest=9)
+  nulls = random_tokens(run, images[:3], found, nearest=9)
+  for block in found:
+    assert (np.sort(found[block].images) == np.arange(3)).all()
+    assert nulls[block].images.shape == (12, 2) and nulls[block].images.min() >= 0
+
+
 def test_random_tokens_have_their_own_image_left_out(run, images):
   """Every image occurs twice. So the nearest token of another image is in the copy, at distance 0."""
   twice = np.concatenate([images[:8], images[:8]])
