@@ -1,10 +1,13 @@
 """Tests of the similarity of two runs against definitions in float64."""
 
+import types
+
 import numpy as np
 import pytest
 
 from hbf.analysis.pair import alignment, cka, layers, matched, responses
-from hbf.analysis.report.page import Drawing, MissingPart, PageTable
+from hbf.analysis.report import explain
+from hbf.analysis.report.page import Drawing, MissingPart, PageTable, Section
 from hbf.analysis.report.sections import pair
 
 RANDOM = np.random.default_rng(0)
@@ -77,3 +80,22 @@ def test_runs_of_other_images_cannot_be_paired(run, made):
   object.__setattr__(other, 'test', other.test._replace(images=other.test.images[:5]))
   with pytest.raises(MissingPart, match='different test images'):
     pair.section(run, other)
+
+
+def test_each_of_two_runs_gets_outside_images_in_its_own_shape(monkeypatch):
+  def compared(one, other):
+    raise MissingPart('The two runs have different test images.')
+
+  def section(run, outside):
+    return Section('outliers', '', [], {'shape': outside['noise'].shape[1:]})
+
+  def run_of(shape):
+    task, workdir = types.SimpleNamespace(shape=shape), types.SimpleNamespace(name='run')
+    return types.SimpleNamespace(task=task, workdir=workdir, read=lambda split, most: None)
+
+  monkeypatch.setattr(explain, 'TITLES', {'outliers': ''})
+  monkeypatch.setattr(explain.pair, 'section', compared)
+  monkeypatch.setattr(explain.outliers, 'section', section)
+  count, sections = explain.explain(run_of((4, 4, 1)), run_of((8, 8, 3)), [])
+  _, outliers = sections
+  assert count == 2 and outliers.numbers == {'first': {'shape': (4, 4, 1)}, 'other': {'shape': (8, 8, 3)}}

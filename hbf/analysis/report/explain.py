@@ -76,20 +76,20 @@ def sections(run: TrainedRun, outside: Mapping[str, np.ndarray]) -> Iterator[Sec
     yield _make(name, title, makers[name])
 
 
-def paired(one: TrainedRun, other: TrainedRun, outside: Mapping[str, np.ndarray]) -> Iterator[Section]:
+def paired(one: TrainedRun, other: TrainedRun, outside: Sequence[Mapping[str, np.ndarray]]) -> Iterator[Section]:
   """Yield a section that compares two runs, then the sections of both runs side by side.
 
   Args:
     one: the first run.
     other: the run to compare the first run with.
-    outside: images of other data sets, as for `sections`.
+    outside: for each run, images of other data sets, as for `sections`. The images of the runs may differ in shape.
 
   Raises:
     UserError: an image cannot be read.
   """
   yield _make('pair', PAIR, lambda: pair.section(one, other))
   names = [run.workdir.name for run in (one, other)]
-  for first, second in zip(sections(one, outside), sections(other, outside), strict=True):
+  for first, second in zip(*map(sections, (one, other), outside), strict=True):
     columns = list(zip(names, (first.parts, second.parts), strict=True))
     numbers = {'first': first.numbers, 'other': second.numbers}
     yield Section(first.name, first.title, [Columns(columns)], numbers, first.command)
@@ -116,7 +116,7 @@ def explain(run: TrainedRun, against: TrainedRun | None, ood: Sequence[str]) -> 
   outside = load_ood_images(run, ood)
   if against is None:
     return len(TITLES), sections(run, outside)
-  return len(TITLES) + 1, paired(run, against, outside)
+  return len(TITLES) + 1, paired(run, against, [outside, load_ood_images(against, ood)])
 
 
 def about(run: TrainedRun | TextRun) -> str:
