@@ -196,6 +196,8 @@ def test_table_and_picture_of_attacks(tmp_path):
   assert 'ViT − HyperBF after APGD at 1/255: -5.0 (' in shown and 'right of 40 after APGD' in shown
   equal = attack_report.table({'rows': [row for row in rows if row['attack'] == 'APGD']})
   assert equal.count('right of') == 1
+  with pytest.raises(UserError, match='vit was not measured under APGD at 8/255: measure again'):
+    attack_report.table({'rows': rows[:4]})  # as after an interruption
   attack_report.draw({'rows': rows}, tmp_path / 'attacks.png')
   assert (tmp_path / 'attacks.png').stat().st_size > 10_000
 

@@ -5,8 +5,7 @@ stored numbers have a row for each run, attack and value of `levels`.
 """
 
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import matplotlib
 import numpy as np
@@ -18,11 +17,9 @@ import matplotlib.pyplot as plt
 from hbf import markdown
 from hbf.analysis.report.names import network_name
 from hbf.analysis.report.seeds import about_intervals, over_seeds, text
+from hbf.analysis.report.stored import Measured, Row, models, rows_of_runs
 from hbf.comparison.statistics import differences
-from hbf.errors import UserError
 from hbf.evaluation.outliers import Estimate
-
-Measured = Mapping[str, Any]
 
 
 def table(measured: Measured) -> str:
@@ -43,10 +40,10 @@ def table(measured: Measured) -> str:
     'fooled by Square, not by APGD',
     'queries of Square, median',
   )
-  lines = [_line(measured, model, levels, few) for levels in _levels(measured) for model in _models(measured)]
+  lines = [_line(measured, model, levels, few) for levels in _levels(measured) for model in models(measured)]
   if len(counts) == 1:  # the two columns of APGD are equal
     header, *lines = ((*line[:3], *line[4:]) for line in (header, *lines))
-  seeds = [len(_rights(measured, model, 0, ('APGD',))) for model in _models(measured)]
+  seeds = [len(_rights(measured, model, 0, ('APGD',))) for model in models(measured)]
   notes = [about_intervals(seeds), *_differences(measured)]
   return markdown.table(header, lines) + '\n\n' + '\n'.join(notes)
 
@@ -58,7 +55,7 @@ def _line(measured: Measured, model: str, levels: int, few: int) -> tuple[str, .
   """
   name, change = network_name(model), f'{levels}/255' if levels else 'no attack'
   everything = text(_accuracy(_rights(measured, model, levels, ('APGD',))))
-  if not _rows(measured, model, 'Square', levels or 1):
+  if levels not in _levels(measured, model=model, attack='Square'):
     return name, change, everything, '', '', '', '', ''
   if not levels:
     before = text(_accuracy(_rights(measured, model, 0, ('Square',))))
@@ -68,51 +65,53 @@ def _line(measured: Measured, model: str, levels: int, few: int) -> tuple[str, .
     for attacks in (('APGD', 'Square'), ('APGD',), ('Square',))
   )
   alone = sum(int((one & ~other).sum()) for one, other in zip(apgd, square, strict=True))
-  queries = [row['median_queries'] for row in _rows(measured, model, 'Square', levels).values()]
+  queries = [row['median_queries'] for (row,) in _rows(measured, model, ('Square',), levels)]
   median = f'{np.mean(queries):.0f}' if None not in queries else ''
   return name, change, everything, *(text(_accuracy(z)) for z in (apgd, square, both)), str(alone), median
 
 
-def _models(measured: Measured) -> list[str]:
-  return [*dict.fromkeys(row['model'] for row in measured['rows'])]
+def _levels(measured: Measured, **wanted: str) -> list[int]:
+  """Return 0, for no attack, and the values of `levels` in the rows with values such as attack='Square'.
+
+  Return [] if there is no such row.
+  """
+  found = sorted({row['levels'] for row in measured['rows'] if wanted.items() <= row.items()})
+  return [0, *found] if found else []
 
 
-def _levels(measured: Measured) -> list[int]:
-  return [0, *sorted({row['levels'] for row in measured['rows']})]
+def _name(attack: str, levels: int) -> str:
+  return f'{attack} at {levels}/255'
 
 
-def _rows(measured: Measured, model: str, attack: str, levels: int) -> dict[str, Mapping[str, Any]]:
-  """Return the stored row of each of a model's runs, for an attack that changes a pixel by at most `levels`."""
-  rows = [row for row in measured['rows'] if (row['model'], row['attack'], row['levels']) == (model, attack, levels)]
-  return {row['run']: row for row in rows}  # if a run has several rows, the last row counts
+def _rows(measured: Measured, model: str, attacks: Sequence[str], levels: int) -> list[list[Row]]:
+  """Return a list for each of a model's runs: the stored rows of `attacks`, which change a pixel by at most `levels`.
+
+  Raises:
+    UserError: a run lacks one of the attacks.
+  """
+  wanted = [_name(attack, levels) for attack in attacks]
+  return rows_of_runs(measured, model, lambda row: _name(row['attack'], row['levels']), wanted)
 
 
-def _right(row: Mapping[str, Any]) -> np.ndarray:
+def _right(row: Row) -> np.ndarray:
   return np.array([character == '0' for character in row['fooled']])
 
 
 def _rights(measured: Measured, model: str, levels: int, attacks: Sequence[str]) -> list[np.ndarray]:
   """Return an array for each run, bool [images]: True for an image that is classified right after each of `attacks`.
 
-  The images are those to which all of these attacks were applied. If none of these attacks was measured, return [].
+  The images are those to which all of these attacks were applied.
 
   An attack changes a pixel by at most `levels`. If `levels` is 0, only the number of right answers is stored. Then an
   array has that many True at its beginning, and its order does not say which images are right.
-
-  The runs are sorted by name.
 
   Raises:
     UserError: a run lacks one of the attacks.
   """
   if not levels:
-    rows = _rows(measured, model, attacks[0], _levels(measured)[1])
-    return [np.arange(row['images']) < row['right'] for _, row in sorted(rows.items())]
-  found = {attack: _rows(measured, model, attack, levels) for attack in attacks}
-  runs = sorted({run for rows in found.values() for run in rows})
-  if missing := [(run, attack) for run in runs for attack, rows in found.items() if run not in rows]:
-    run, attack = missing[0]
-    raise UserError(f'{run} was not measured under {attack} at {levels}/255: measure again, without --report')
-  rights = [[_right(rows[run]) for rows in found.values()] for run in runs]
+    rows = _rows(measured, model, attacks[:1], _levels(measured)[1])
+    return [np.arange(row['images']) < row['right'] for (row,) in rows]
+  rights = [list(map(_right, of_run)) for of_run in _rows(measured, model, attacks, levels)]
   return [np.logical_and.reduce([right[: min(map(len, of_run))] for right in of_run]) for of_run in rights]
 
 
@@ -137,7 +136,7 @@ def _differences(measured: Measured) -> list[str]:
   It states the model's accuracy after APGD minus the first model's accuracy after APGD. The strength is the greatest
   change of a pixel.
   """
-  first, *others = _models(measured)
+  first, *others = models(measured)
   lines = []
   for levels in _levels(measured)[1:]:
     arms = [100.0 * np.array(_rights(measured, model, levels, ('APGD',))) for model in (first, *others)]
@@ -151,9 +150,11 @@ def _differences(measured: Measured) -> list[str]:
 def draw(measured: Measured, path: pathlib.Path) -> None:
   """Write a PNG: the share of right answers against the greatest change of a pixel, for each model and attack."""
   figure, axis = plt.subplots(figsize=(6, 4), layout='constrained')
-  for number, model in enumerate(_models(measured)):
+  for number, model in enumerate(models(measured)):
     for attack, style, shift in (('APGD', 'o-', 0.0), ('Square', 's--', 0.12)):
-      levels = [z for z in _levels(measured) if not z or _rows(measured, model, attack, z)]
+      levels = _levels(measured, model=model, attack=attack)
+      if not levels:
+        continue
       found = [_accuracy(_rights(measured, model, z, (attack,))) for z in levels]
       values = np.array([estimate.value for estimate in found])
       errors = np.array([[e.value - e.low, e.high - e.value] for e in found]).T

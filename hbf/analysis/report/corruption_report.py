@@ -4,7 +4,7 @@ The stored numbers have a row for each run and corruption, such as fog. A row co
 """
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
@@ -17,12 +17,11 @@ import matplotlib.pyplot as plt
 from hbf import markdown
 from hbf.analysis.report.names import network_name
 from hbf.analysis.report.seeds import about_intervals, over_seeds, text
+from hbf.analysis.report.stored import Measured, Row, models, rows_of_runs
 from hbf.comparison.statistics import LEVEL, differences
 from hbf.data.augment.corruptions import CORRUPTIONS, GROUPS, STRENGTHS
-from hbf.errors import UserError
 from hbf.evaluation.outliers import Estimate
 
-Measured = Mapping[str, Any]
 NONE, ALL = 'none', 'mean of all corruptions'
 
 
@@ -36,7 +35,7 @@ def table(measured: Measured) -> str:
   Raises:
     UserError: a run lacks a corruption.
   """
-  first, *others = _models(measured)
+  first, *others = models(measured)
   strengths = [f'strength {strength}' for strength in STRENGTHS]
   header = ('corruption', 'network', *strengths, 'mean', f'{network_name(first)} − network')
   lines = [
@@ -63,22 +62,14 @@ def _labeled() -> dict[str, tuple[str, ...]]:
   return singles | {f'mean of {group}': names for group, names in GROUPS.items()} | {ALL: tuple(CORRUPTIONS)}
 
 
-def _models(measured: Measured) -> list[str]:
-  return [*dict.fromkeys(row['model'] for row in measured['rows'])]
-
-
-def _rows(measured: Measured, model: str, names: Sequence[str]) -> list[list[Mapping[str, Any]]]:
+def _rows(measured: Measured, model: str, names: Sequence[str]) -> list[list[Row]]:
   """Return a list for each of a model's runs: the stored rows of the corruptions `names`.
 
   Raises:
     UserError: a run lacks a corruption.
   """
-  rows = {(row['run'], row['corruption']): row for row in measured['rows'] if row['model'] == model}
-  runs = dict.fromkeys(run for run, _ in rows)
-  if missing := [(run, name) for run in runs for name in names if (run, name) not in rows]:
-    run, name = missing[0]
-    raise UserError(f'{run} was not measured under the corruption {name}: measure again, without --report')
-  return [[rows[run, name] for name in names] for run in runs]
+  said = [f'the corruption {name}' for name in names]
+  return rows_of_runs(measured, model, lambda row: f'the corruption {row["corruption"]}', said)
 
 
 def _outcomes(measured: Measured, model: str, names: Sequence[str]) -> np.ndarray:
@@ -87,7 +78,7 @@ def _outcomes(measured: Measured, model: str, names: Sequence[str]) -> np.ndarra
   There is a version for each of the corruptions `names` at each strength.
   """
 
-  def shares(row: Mapping[str, Any]) -> np.ndarray:
+  def shares(row: Row) -> np.ndarray:
     return 100 * np.array([*map(int, row['right'])]) / len(row['accuracy'])
 
   return np.array([np.mean([shares(row) for row in rows], axis=0) for rows in _rows(measured, model, names)])
@@ -140,7 +131,7 @@ def draw(measured: Measured, path: pathlib.Path) -> None:
 
 
 def _draw_group(axis: Any, measured: Measured, names: Sequence[str]) -> None:
-  for number, model in enumerate(_models(measured)):
+  for number, model in enumerate(models(measured)):
     clean = _outcomes(measured, model, [NONE]).mean()
     curve = [clean, *_by_strength(measured, model, names)]
     axis.plot(curve, 'os^v'[number % 4] + '-', color=f'C{number}', label=network_name(model), markersize=4)
@@ -148,7 +139,7 @@ def _draw_group(axis: Any, measured: Measured, names: Sequence[str]) -> None:
 
 def _draw_differences(axis: Any, measured: Measured) -> None:
   """Draw the first model's accuracy minus each other model's accuracy, for each corruption and each group of them."""
-  first, *others = _models(measured)
+  first, *others = models(measured)
   labels = _labeled()
   for number, other in enumerate(others):
     found = [_ahead(measured, first, other, names) for names in labels.values()]

@@ -6,8 +6,6 @@ random outlier has a lower score than a random test image.
 """
 
 import pathlib
-from collections.abc import Mapping
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -18,13 +16,8 @@ import matplotlib.pyplot as plt
 from hbf import markdown
 from hbf.analysis.report.names import network_name
 from hbf.analysis.report.seeds import about_intervals, over_seeds, text
+from hbf.analysis.report.stored import Measured, models
 from hbf.evaluation.outliers import Estimate
-
-Measured = Mapping[str, Any]
-
-
-def _models(measured: Measured) -> list[str]:
-  return [*dict.fromkeys(row['model'] for row in measured['rows'])]
 
 
 def _outside(measured: Measured) -> list[str]:
@@ -57,12 +50,12 @@ def table(measured: Measured) -> str:
   """
   header = ('network', 'score', *(f'{name}: AUROC, %' for name in _outside(measured)))
   lines = []
-  for model in _models(measured):
+  for model in models(measured):
     for score in _scores(measured):
       found = [_estimate(measured, model, outside, score) for outside in _outside(measured)]
       if all(found):
         lines.append((network_name(model), score, *(text(estimate) for estimate in found if estimate)))
-  seeds = [sum(row['model'] == model for row in measured['rows']) for model in _models(measured)]
+  seeds = [sum(row['model'] == model for row in measured['rows']) for model in models(measured)]
   return markdown.table(header, lines) + '\n\n' + about_intervals(seeds)
 
 
@@ -71,7 +64,7 @@ def draw(measured: Measured, path: pathlib.Path) -> None:
   outside, scores = _outside(measured), _scores(measured)
   figure, axes = plt.subplots(1, len(outside), figsize=(3 + 2.4 * len(outside), 4), sharey=True, layout='constrained')
   for axis, name in zip(np.atleast_1d(axes), outside, strict=True):
-    for number, model in enumerate(_models(measured)):
+    for number, model in enumerate(models(measured)):
       found = {place: _estimate(measured, model, name, score) for place, score in enumerate(scores)}
       kept = {place: z for place, z in found.items() if z}
       values = np.array([z.value for z in kept.values()])
