@@ -10,7 +10,6 @@ docs/research/outliers.md explains the results.
 """
 
 import functools
-import pathlib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from absl import logging
 from hbf.analysis.attacks import Attacked, apgd, square
 from hbf.analysis.image_run import ImageRun
 from hbf.analysis.report.attack_report import draw, table
-from hbf.analysis.study import Record, Study
+from hbf.analysis.study import Record, Study, run_folders
 from hbf.data.augment.batches import normalize
 from hbf.errors import in_one_line
 
@@ -79,12 +78,10 @@ def measure(
   images, labels = run.read('test', max(effort.images for effort in efforts.values()))
   pixels, logits = images.astype(np.float32) / 255, logits_of(run)
   right = run.logits(images).argmax(axis=-1) == labels
-  config = run.restored.config
-  about = {'run': run.workdir.name, 'model': config.model.name, 'seed': config.seed, 'step': run.restored.step}
   for name, levels in ATTACKS:
     first, steps = slice(efforts[name].images), efforts[name].steps
     size = {'images': len(pixels[first]), 'right': int(right[first].sum())}
-    key = about | size | {'attack': name, 'levels': levels, 'steps': steps}
+    key = run.about() | size | {'attack': name, 'levels': levels, 'steps': steps}
     if any(key.items() <= row.items() for row in stored):
       continue
     start = time.monotonic()
@@ -115,7 +112,7 @@ def images_and_steps(text: str) -> Effort:
 
 def _measure_all(folders: Sequence[str], efforts: Mapping[str, Effort], record: Record) -> None:
   """Attack the networks of all runs with the attacks whose results are not stored."""
-  runs = [ImageRun.of(pathlib.Path(folder).expanduser()) for folder in folders]
+  runs = [ImageRun.of(folder) for folder in run_folders(folders)]
   measured = record.stored or {'data': 'cifar10', 'rows': []}
   for run in runs:
     measure(run, measured['rows'], functools.partial(_save, record, measured), efforts)

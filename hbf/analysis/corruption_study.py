@@ -10,7 +10,6 @@ docs/research/corruptions.md explains the results.
 """
 
 import functools
-import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,7 +19,7 @@ from absl import logging
 
 from hbf.analysis.image_run import MOST_TESTED, ImageRun, LabeledImages
 from hbf.analysis.report.corruption_report import NONE, draw, table
-from hbf.analysis.study import Record, Study
+from hbf.analysis.study import Record, Study, run_folders
 from hbf.data.augment.corruptions import CORRUPTIONS, STRENGTHS, corrupt
 from hbf.errors import UserError, in_one_line
 
@@ -61,30 +60,24 @@ def measure(
       corruption there is one strength.
   """
   for name in (NONE, *CORRUPTIONS):
-    left = {run.workdir.name: run for run in runs}
-    left = {key: run for key, run in left.items() if not _is_stored(stored, key, name)}
+    left = [run for run in runs if not any(_key(run, name).items() <= row.items() for row in stored)]
     if not left:
       continue
     strengths = STRENGTHS if name in CORRUPTIONS else (0,)
     changed = [corrupt(examples.images, name, strength) if strength else examples.images for strength in strengths]
-    for run in left.values():
+    for run in left:
       right = np.stack([run.logits(images).argmax(axis=1) == examples.labels for images in changed])
       save(_row(run, name, right))
 
 
-def _is_stored(stored: Sequence[Mapping[str, Any]], run: str, corruption: str) -> bool:
-  return any((row['run'], row['corruption']) == (run, corruption) for row in stored)
+def _key(run: ImageRun, corruption: str) -> dict[str, Any]:
+  """Return the entries of a row that tell which checkpoint was measured under which corruption."""
+  return run.about() | {'corruption': corruption}
 
 
 def _row(run: ImageRun, corruption: str, right: np.ndarray) -> dict[str, Any]:
   """Return the row of a run and a corruption. `right` is True for right answers, bool [strengths, images]."""
-  config = run.restored.config
-  return {
-    'run': run.workdir.name,
-    'model': config.model.name,
-    'seed': config.seed,
-    'step': run.restored.step,
-    'corruption': corruption,
+  return _key(run, corruption) | {
     'accuracy': [round(100 * float(share), 4) for share in right.mean(axis=1)],
     'right': ''.join(map(str, right.sum(axis=0))),
   }
@@ -98,7 +91,7 @@ def _save(record: Record, measured: dict[str, Any], row: dict[str, Any]) -> None
 
 def _measure_all(folders: Sequence[str], most: int, record: Record) -> None:
   """Measure the runs in `folders` on at most `most` test images, and store the rows."""
-  runs = [ImageRun.of(pathlib.Path(folder).expanduser()) for folder in folders]
+  runs = [ImageRun.of(folder) for folder in run_folders(folders)]
   examples = shared_images(runs, most)
   about = {'data': runs[0].restored.config.data.name, 'images': len(examples.labels)}
   measured = record.stored or about | {'rows': []}

@@ -59,6 +59,11 @@ class ImageRun(RestoredRun):
     assert isinstance(self.restored.model, ImageClassifier)
     return self.restored.model
 
+  def about(self) -> dict[str, Any]:
+    """Return the name of the run folder, the model, the seed and the step of the checkpoint, for stored numbers."""
+    config = self.restored.config
+    return {'run': self.workdir.name, 'model': config.model.name, 'seed': config.seed, 'step': self.restored.step}
+
   def read(self, split: str, most: int) -> LabeledImages:
     """Return at most `most` images of a split, evenly spaced in its order.
 

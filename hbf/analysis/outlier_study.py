@@ -10,7 +10,6 @@ docs/research/outliers.md explains the results.
 """
 
 import functools
-import pathlib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ from hbf.analysis.ood_images import MOST, NOISE, load_ood_images
 from hbf.analysis.outlier_scores import ClassGaussians, calibrated, class_density, mahalanobis, nearest_features
 from hbf.analysis.outlier_tokens import RANKS, TOKENS, Fitted, Scores
 from hbf.analysis.report.outlier_report import draw, table
-from hbf.analysis.study import Record, Study
+from hbf.analysis.study import Record, Study, run_folders
 from hbf.errors import UserError, in_one_line
 from hbf.evaluation.outliers import energy_score, separation, softmax_score
 
@@ -188,10 +187,8 @@ def measure(run: ImageRun, outside: Mapping[str, np.ndarray]) -> dict[str, Any]:
     measures = {score: separation(inside[score], values) for score, values in scores.items()}
     found[name] = {score: {'auroc': vars(z.auroc), 'fpr95': vars(z.fpr95)} for score, z in measures.items()}
   chosen = {'k of features': known.rank[0], 'k of tokens': RANKS[known.rank[1]]}
-  config = run.restored.config
-  about = {'run': run.workdir.name, 'model': config.model.name, 'seed': config.seed, 'step': run.restored.step}
   counts = {name: len(images) for name, images in outside.items()}
-  return about | {'chosen': chosen, 'images': counts, 'scores': found}
+  return run.about() | {'chosen': chosen, 'images': counts, 'scores': found}
 
 
 def load_outside(run: ImageRun, wanted: Sequence[str]) -> dict[str, np.ndarray]:
@@ -222,7 +219,9 @@ def add(rows: list[dict[str, Any]], run: ImageRun, outside: Mapping[str, np.ndar
     outside: images of other data sets by name, uint8 [m, height, width, channels].
   """
   number = next((i for i, row in enumerate(rows) if row['run'] == run.workdir.name), len(rows))
-  known = rows[number] if number < len(rows) else {'scores': {}, 'images': {}}
+  known: Mapping[str, Any] = rows[number] if number < len(rows) else {}
+  if not run.about().items() <= known.items():  # numbers of an earlier checkpoint do not belong in the same row
+    known = {'scores': {}, 'images': {}}
   missing = {name: images for name, images in outside.items() if name not in known['scores']}
   if not missing:
     return False
@@ -233,7 +232,7 @@ def add(rows: list[dict[str, Any]], run: ImageRun, outside: Mapping[str, np.ndar
 
 def _measure_all(folders: Sequence[str], outside: Sequence[str], record: Record) -> None:
   """Measure the runs and the data sets whose numbers are not stored."""
-  runs = [ImageRun.of(pathlib.Path(folder).expanduser()) for folder in folders]
+  runs = [ImageRun.of(folder) for folder in run_folders(folders)]
   measured = record.stored or {'data': 'cifar10', 'rows': []}
   for run in runs:
     if add(measured['rows'], run, load_outside(run, outside)):

@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import logging
@@ -77,6 +77,19 @@ class Study:
     self.draw(stored, flags.out / f'{self.name}.png')
     print(self.table(stored))
     return 0
+
+
+def run_folders(given: Sequence[str]) -> list[pathlib.Path]:
+  """Return the paths of the run folders of a study that stores numbers by the name of a run folder.
+
+  Raises:
+    UserError: two folders have the same name.
+  """
+  folders: dict[str, pathlib.Path] = {}
+  for folder in (pathlib.Path(run).expanduser() for run in given):
+    if (other := folders.setdefault(folder.name, folder)) is not folder:
+      raise UserError(f'{other} and {folder} have the same name, by which numbers are stored: rename one of them')
+  return [*folders.values()]
 
 
 @dataclasses.dataclass(frozen=True)

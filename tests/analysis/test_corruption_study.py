@@ -25,6 +25,14 @@ def test_each_row_counts_right_answers_and_is_measured_once(run, monkeypatch):
   np.testing.assert_allclose(rows[1]['accuracy'], 100 * right.mean(axis=1), atol=1e-3)
   clean = run.logits(examples.images).argmax(1) == examples.labels
   assert rows[0]['right'] == ''.join(map(str, clean.astype(int)))
+  earlier = [row | {'step': row['step'] - 1} for row in rows]
+  corruption_study.measure([run], examples, earlier, earlier.append)
+  assert earlier[2:] == rows  # the numbers of an earlier checkpoint do not count
+
+
+def test_runs_of_one_name_are_refused(capsys):
+  assert corruption_study.main(['--run=one/run', '--run=other/run']) == 1
+  assert 'one/run and other/run have the same name' in capsys.readouterr().err
 
 
 def test_runs_with_other_images_are_refused(run, monkeypatch):

@@ -112,7 +112,7 @@ def test_sources_of_one_name_are_refused(run, tmp_path, small):
 def test_a_further_data_set_is_measured_alone_and_added(run, monkeypatch):
   def measured(run, outside):
     asked.append([*outside])
-    about = {'run': run.workdir.name, 'model': 'hyperbf', 'images': dict.fromkeys(outside, 5)}
+    about = run.about() | {'images': dict.fromkeys(outside, 5)}
     estimate = {'value': 70.0, 'low': 60.0, 'high': 80.0}
     return about | {'scores': {name: {'softmax': {'auroc': estimate}} for name in outside}}
 
@@ -125,6 +125,9 @@ def test_a_further_data_set_is_measured_alone_and_added(run, monkeypatch):
   lacking = rows[0] | {'run': 'other', 'model': 'vit', 'scores': {'b': rows[0]['scores']['b']}}
   shown = outlier_report.table({'rows': [*rows, lacking]})
   assert 'b: AUROC, %' in shown and 'c: AUROC, %' not in shown
+  rows[0]['step'] -= 1  # numbers of an earlier checkpoint are replaced
+  assert outlier_study.add(rows, run, {'b': images})
+  assert [[*row['images'], *row['scores']] for row in rows] == [['b', 'b']] and rows[0]['step'] == run.restored.step
 
 
 def test_scrambled_images_keep_the_amplitudes_and_the_mean():
