@@ -61,12 +61,17 @@ class Study:
       measure: a function that measures, and saves its numbers in the record.
 
     Raises:
-      UserError: a flag is missing, nothing is stored, or an error of `measure`.
+      UserError: a flag is missing, the output folder cannot be made, nothing is stored, or an error of `measure`.
     """
     path = flags.out / f'{self.name}.json'
     if not flags.report:
       if getattr(flags, 'run', None) == []:
         raise UserError('--run is missing: give the folders of runs')
+      try:
+        flags.out.mkdir(parents=True, exist_ok=True)
+      except OSError as error:  # after the measurement, it would be lost
+        said = f'{flags.out} cannot be used as a folder ({str(error.strerror).lower()})'
+        raise UserError(f'{said}: choose another --out') from None
       keep_freed_memory()
       keep_compiled_programs()
       logging.set_verbosity(self.verbosity)
@@ -106,5 +111,4 @@ class Record:
 
   def save(self, numbers: Numbers) -> None:
     """Write the numbers, with the device, the commit of the code and the versions of packages."""
-    self.path.parent.mkdir(parents=True, exist_ok=True)
     write_json(self.path, {'device': device_name(), 'commit': commit(), 'versions': versions()} | numbers)

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from PIL import Image
 from toy_runs import ONE, QUIET
 
 from hbf.analysis.ood_images import load_ood_images
+from hbf.analysis.report import prediction_page
 from hbf.analysis.report.explain import TITLES, about, explain, numbers
 from hbf.analysis.report.page import Columns, Details, Gallery, PageTable, Paragraph, Section, render
 from hbf.analysis.report.prediction_page import write_page
@@ -199,6 +201,16 @@ def test_images_of_ones_own_have_a_page(finished, tmp_path, few):
     write_page(finished[0], 'latest', False, [], str(tmp_path / 'page.html'), dir=str(tmp_path / 'moved'))
   assert not (tmp_path / 'page.html').exists()
   assert (tmp_path / 'moved' / 'digits').is_dir()  # data are read where the caller says
+
+
+def test_a_page_that_cannot_be_written_is_named_in_one_line(tmp_path, monkeypatch):
+  (tmp_path / 'taken').write_text('mine')
+  opened = types.SimpleNamespace(workdir=tmp_path)
+  monkeypatch.setattr(prediction_page, 'TrainedRun', types.SimpleNamespace(of=lambda *_, **__: opened))
+  monkeypatch.setattr(prediction_page, 'sections', lambda run, images: [])
+  monkeypatch.setattr(prediction_page, 'about', lambda run: 'a run')
+  with pytest.raises(UserError, match='html could not be written'):
+    write_page(tmp_path, 'latest', False, [], str(tmp_path / 'taken' / 'page.html'))
 
 
 def test_parts_are_written_as_text():

@@ -1,5 +1,6 @@
 """A page that explains the answers to a user's own images."""
 
+import contextlib
 import pathlib
 from collections.abc import Sequence
 
@@ -26,11 +27,13 @@ def write_page(
       data have moved.
 
   Raises:
-    UserError: the training data are missing, no image is given, or more images are given than fit on a page.
+    UserError: the training data are missing, no image is given, more images are given than fit on a page, or the page
+      cannot be written.
   """
   run = TrainedRun.of(workdir, checkpoint, average=average, **moved)
   images = {path: read_image(path, run.task.shape) for path in paths}
   made = sections(run, images)
   path = pathlib.Path(page).expanduser()
-  path.parent.mkdir(parents=True, exist_ok=True)
+  with contextlib.suppress(OSError):  # after this error, writing the page fails too, with a message
+    path.parent.mkdir(parents=True, exist_ok=True)
   replace_text(path, render(f'{len(images)} images, answered by {about(run)}', workdir.name, made))
