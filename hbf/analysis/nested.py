@@ -23,7 +23,7 @@ from hbf.models.build import count_parameters, flops_per_example
 from hbf.models.nested import first_centers
 from hbf.training.experiment import make_evaluator, make_splits
 from hbf.training.machine import keep_freed_memory
-from hbf.training.restore import restore
+from hbf.training.restore import check_classifies, restore
 from hbf.training.sharding import batch_sharding
 from hbf.training.workdir import write_json
 
@@ -36,7 +36,7 @@ def curve(
   Stage 2 of every block keeps only its first centers.
 
   Args:
-    workdir: folder of a run whose stage 2 is hyperbf.
+    workdir: folder of a run of task classification whose stage 2 is hyperbf.
     checkpoint: 'latest', 'best' or a step.
     counts: numbers of centers to keep in stage 2 of each block. If empty: 1, 2, 4, … and all.
     average: True to take the moving average of the parameters, False to take the parameters themselves.
@@ -48,8 +48,10 @@ def curve(
     images), correct (number of right answers), accuracy and nll.
 
   Raises:
-    UserError: the run has no such checkpoint, or a count exceeds the number of centers of a block.
+    UserError: the run is of another task, has no such checkpoint or no centers, or a count exceeds the number of
+      centers of a block.
   """
+  check_classifies(workdir, 'the curve')
   restored = restore(workdir, checkpoint, average=average, **moved)
   config, task = restored.config, restored.task
   cuts = [first_centers(config.model, restored.params, count) for count in counts or _powers(config.model)]

@@ -10,6 +10,7 @@ from PIL import Image
 from toy_runs import ONE, assert_same_run
 
 import hbf
+from hbf.analysis import nested
 from hbf.comparison.grid import Arm, Grid
 from hbf.comparison.table import markdown, read_rows
 from hbf.editing.learn import learn_folder
@@ -136,6 +137,7 @@ def test_what_needs_classes_is_refused(run, tmp_path):
   images = np.zeros((1, 8, 8, 3), np.uint8)
   for call in (
     lambda: check_classifies(workdir, '--page'),
+    lambda: nested.curve(workdir, 'latest', []),
     lambda: learn_folder(workdir, str(tmp_path)),
     lambda: hbf.learn(loaded, images, ['new']),
     lambda: hbf.edit(loaded, images, ['bright']),
