@@ -9,6 +9,7 @@ The result of an attack is stored when the attack ends. A second call makes only
 docs/research/outliers.md explains the results.
 """
 
+import argparse
 import functools
 import sys
 import time
@@ -105,8 +106,15 @@ def _save(record: Record, measured: dict[str, Any], row: dict[str, Any]) -> None
 
 
 def images_and_steps(text: str) -> Effort:
-  """Return the numbers of images and steps in a flag's value, such as '1000,100'."""
+  """Return the numbers of images and steps in a flag's value, such as '1000,100'.
+
+  Raises:
+    ValueError: the value is not two numbers.
+    argparse.ArgumentTypeError: a number is too small.
+  """
   images, steps = map(int, text.split(','))
+  if images < 2 or steps < 1:
+    raise argparse.ArgumentTypeError(f'{text} is too small: expected 2 images, for intervals, and 1 step')
   return Effort(images, steps)
 
 

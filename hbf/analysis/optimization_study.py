@@ -411,6 +411,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
   about = 'most training images of the refits; 0: measure no refits, and keep the stored ones; default: %(default)s'
   parser.add_argument('--images', type=int, default=6_000, help=about)
   flags = parser.parse_args(arguments)
+  if flags.images < 0:
+    raise UserError(f'--images is {flags.images}; expected 0 or more')
   return study.run(flags, functools.partial(_measure_all, flags.run, flags.images))
 
 

@@ -219,6 +219,12 @@ def test_attacks_are_joined_by_run_and_not_by_their_order():
     attack_report.table({'rows': [*apgd, square[0]]})
 
 
+@pytest.mark.parametrize('size', ['1,5', '20,0', '-5,5', '20'])
+def test_attacks_of_no_size_are_refused(size, capsys):
+  assert attack_study.main([f'--apgd={size}', '--run=nowhere']) == 1
+  assert 'error: argument --apgd: ' in capsys.readouterr().err
+
+
 def test_the_note_on_intervals_fits_the_numbers_of_seeds():
   assert 'say nothing about other seeds' in about_intervals([1, 1])
   assert about_intervals([2, 2]) == 'Means of 2 seeds of each network. Intervals are over images alone.'
