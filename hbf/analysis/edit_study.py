@@ -75,6 +75,9 @@ def open_split(restored: Restored, name: str, seed: int) -> Split:
     restored: the restored run.
     name: name of the split.
     seed: seed of the copies.
+
+  Raises:
+    UserError: the classifier makes no mistake.
   """
   config, task = restored.config, restored.task
   source = make_splits(task, config.data.validation)[name]
@@ -82,6 +85,8 @@ def open_split(restored: Restored, name: str, seed: int) -> Split:
   reader = Reader.of(restored.model, restored.params, restored.task)
   seen = reader(images)
   wrong = np.flatnonzero(seen.logits.argmax(axis=-1) != labels)
+  if not len(wrong):
+    raise UserError(f'all {len(labels):,} images of {name} are answered right, so none is edited: give another run')
   entries = moves(read_transforms(config.data.transforms), task.shape[0])
   copied = copies(images[wrong], entries, COPIES, seed)
   return Split(images, seen, labels, wrong, copied, reader(copied.reshape(-1, *task.shape)))

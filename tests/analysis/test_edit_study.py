@@ -6,6 +6,7 @@ import pytest
 from hbf.analysis import edit_methods, edit_study
 from hbf.analysis.edit_methods import METHODS, Base, Trial, in_order
 from hbf.analysis.report.edit_report import draw, table
+from hbf.errors import UserError
 from hbf.models.edited import Observed
 
 
@@ -137,3 +138,10 @@ def test_table_and_picture(tmp_path):
   assert '97.50 (0.71)' in lines[3] and '| 99.50' in lines[2]
   draw({'rows': rows}, tmp_path / 'edit.png')
   assert (tmp_path / 'edit.png').stat().st_size > 10_000
+
+
+def test_a_split_without_mistakes_is_refused(run, images, monkeypatch):
+  right = run.logits(images).argmax(axis=1)
+  monkeypatch.setattr(edit_study, 'read_many', lambda *_: (images, right))
+  with pytest.raises(UserError, match='all 16 images of test are answered right, so none is edited'):
+    edit_study.open_split(run.restored, 'test', seed=0)
