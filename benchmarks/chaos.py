@@ -286,8 +286,8 @@ class Chaos:
     mine, others = (
       jax.tree.leaves(restore(path, str(self._steps)).params) for path in (workdir, self.folder / 'whole')
     )
-    difference = max(float(np.abs(a - b).max()) for a, b in zip(mine, others, strict=True))
-    if steps != whole or difference > SAME:
+    difference = float(np.max([np.abs(a - b).max() for a, b in zip(mine, others, strict=True)]))
+    if steps != whole or not difference <= SAME:  # NaN is a difference
       raise Lost(f'{workdir}: parameters differ from the undisturbed run by {difference:.2g}, or the reports differ')
     return float(f'{difference:.1g}')
 

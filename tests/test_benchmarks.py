@@ -108,7 +108,7 @@ def test_parameters_that_differ_are_not_called_the_same():
     'largest difference': 2**-20,
     'bit for bit': 'no',
   }
-  assert accelerator.difference([one], [one * np.float32('nan')])['bit for bit'] == 'no'
+  assert accelerator.difference([one, one], [one, one * np.float32('nan')])['bit for bit'] == 'no'
 
 
 def wrong_value(distances, coefficients, kernel):
