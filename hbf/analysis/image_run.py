@@ -95,11 +95,13 @@ class ImageRun(RestoredRun):
       params: parameters to use in place of the run's.
     """
     params = self.params if params is None else params
-    return np.asarray(in_batches(lambda batch: self._apply(params, batch), images, BATCH))
+    apply = functools.partial(_logits, self.model, tuple(self.task.mean), tuple(self.task.std), params)
+    return np.asarray(in_batches(apply, images, BATCH))
 
-  @functools.cached_property
-  def _apply(self) -> Any:
-    task, model = self.task, self.model
-    return jax.jit(
-      lambda params, images: model.apply({'params': params}, normalize(images, task.mean, task.std), train=False)
-    )
+
+# Runs of one model share the compiled program, such as a run and its copies with other parameters.
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _logits(
+  model: ImageClassifier, mean: tuple[float, ...], std: tuple[float, ...], params: Any, images: jax.Array
+) -> jax.Array:
+  return jnp.asarray(model.apply({'params': params}, normalize(images, mean, std), train=False))

@@ -63,6 +63,14 @@ def test_logits_are_those_of_the_whole_and_of_the_last_tokens(run, images):
   assert seen.tokens.shape[0] == 3
 
 
+def test_a_run_with_other_parameters_needs_no_other_program(run, images, monkeypatch):
+  before = run.logits(images)
+  scaled = run.with_params(jax.tree.map(lambda z: 1.5 * z, run.params))
+  monkeypatch.setattr(type(run.model), '__call__', None)  # a second trace of the network would fail
+  after = scaled.logits(images)
+  assert before.shape == after.shape and not np.allclose(before, after)
+
+
 def test_nearest_patches_are_those_of_brute_force(run, images):
   found = census(run, images, nearest=3)
   for block in ('block0', 'block1'):
