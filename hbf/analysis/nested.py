@@ -9,13 +9,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
 from absl import logging
 
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt
-
 from hbf import markdown
+from hbf.analysis.report.figures import plt, write_png
 from hbf.arguments import Parser
 from hbf.errors import UserError, in_one_line
 from hbf.evaluation.scores import ACCURACY
@@ -97,8 +94,7 @@ def draw(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
   axis.set_xscale('log', base=2)
   axis.set(xlabel='centers in each stage 2', ylabel=f'test {ACCURACY.label}')
   axis.grid(alpha=0.3)
-  figure.savefig(path, dpi=120, metadata={'Software': None})
-  plt.close(figure)
+  write_png(figure, path, dpi=120)
 
 
 @in_one_line

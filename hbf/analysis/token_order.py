@@ -13,14 +13,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import matplotlib
 import numpy as np
 from absl import logging
 
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt
-
 from hbf import markdown
+from hbf.analysis.report.figures import plt, write_png
 from hbf.analysis.unit_params import block_names
 from hbf.analysis.weights import attention_weights
 from hbf.arguments import Parser
@@ -154,8 +151,7 @@ def draw(matrices: Mapping[str, np.ndarray], path: pathlib.Path) -> None:
     image = axis.imshow(matrix, cmap='PuOr', vmin=-bound, vmax=bound)
     axis.set(title=f'{block}, Toeplitz {toeplitz_share(matrix):.2f}', xlabel='from token', ylabel='to token')
     figure.colorbar(image, ax=axis, shrink=0.8)
-  figure.savefig(path, dpi=110, metadata={'Software': None})
-  plt.close(figure)
+  write_png(figure, path)
 
 
 @in_one_line

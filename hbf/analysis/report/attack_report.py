@@ -7,14 +7,11 @@ stored numbers have a row for each run, attack and value of `levels`.
 import pathlib
 from collections.abc import Sequence
 
-import matplotlib
 import numpy as np
 from scipy import stats
 
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt
-
 from hbf import markdown
+from hbf.analysis.report.figures import plt, write_png
 from hbf.analysis.report.names import network_name
 from hbf.analysis.report.seeds import about_intervals, over_seeds, text
 from hbf.analysis.report.stored import Measured, Row, models, rows_of_runs
@@ -166,5 +163,4 @@ def draw(measured: Measured, path: pathlib.Path) -> None:
   axis.set(xlabel='greatest change of a pixel', ylabel='right answers, %', ylim=(-3, 100))
   axis.grid(alpha=0.3)
   axis.legend(loc='lower left')
-  figure.savefig(path, dpi=110, metadata={'Software': None})
-  plt.close(figure)
+  write_png(figure, path)

@@ -7,14 +7,11 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
 from scipy import stats
 
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt
-
 from hbf import markdown
+from hbf.analysis.report.figures import plt, write_png
 from hbf.analysis.report.names import network_name
 from hbf.analysis.report.seeds import about_intervals, over_seeds, text
 from hbf.analysis.report.stored import Measured, Row, models, rows_of_runs
@@ -126,8 +123,7 @@ def draw(measured: Measured, path: pathlib.Path) -> None:
   left.supxlabel('strength of the corruption (0: none)', fontsize='medium')
   left.supylabel('accuracy, %', fontsize='medium')
   _draw_differences(right.subplots(), measured)
-  figure.savefig(path, dpi=110, metadata={'Software': None})
-  plt.close(figure)
+  write_png(figure, path)
 
 
 def _draw_group(axis: Any, measured: Measured, names: Sequence[str]) -> None:

@@ -4,13 +4,10 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
 
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt
-
 from hbf import markdown
+from hbf.analysis.report.figures import plt, write_png
 from hbf.evaluation.scores import ACCURACY
 
 SCORES = (
@@ -60,5 +57,4 @@ def draw(measured: dict[str, Any], path: pathlib.Path) -> None:
     axis.grid(alpha=0.3)
   axes[0].invert_yaxis()
   axes[0].legend(loc='lower center')
-  figure.savefig(path, dpi=120, metadata={'Software': None})
-  plt.close(figure)
+  write_png(figure, path, dpi=120)

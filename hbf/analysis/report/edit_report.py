@@ -8,13 +8,10 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
 
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt
-
 from hbf import markdown
+from hbf.analysis.report.figures import plt, write_png
 from hbf.analysis.report.names import network_name
 
 AFTER = ('copies', 'others')  # scores after many edits in the picture
@@ -97,5 +94,4 @@ def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
   for axis in (left, middle, right):
     axis.grid(alpha=0.3)
   figure.legend(*middle.get_legend_handles_labels(), loc='outside lower center', ncols=5, fontsize=8)
-  figure.savefig(path, dpi=110, metadata={'Software': None})
-  plt.close(figure)
+  write_png(figure, path)

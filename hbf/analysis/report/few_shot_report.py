@@ -8,14 +8,11 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
-
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt
 
 from hbf import markdown
 from hbf.analysis.report.edit_report import mean_of
+from hbf.analysis.report.figures import plt, write_png
 from hbf.analysis.report.names import network_name
 
 Rows = Sequence[Mapping[str, Any]]
@@ -111,5 +108,4 @@ def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
   figure.legend(
     *axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=2 if panels == 1 else 4, fontsize=8
   )
-  figure.savefig(path, dpi=110, metadata={'Software': None})
-  plt.close(figure)
+  write_png(figure, path)

@@ -8,13 +8,10 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
 
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt
-
 from hbf import markdown
+from hbf.analysis.report.figures import plt, write_png
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -76,8 +73,7 @@ def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
   figure.legend(
     *axes[-1].get_legend_handles_labels(), loc='outside lower right', ncols=2, fontsize=8, handlelength=5, numpoints=2
   )
-  figure.savefig(path, dpi=110, metadata={'Software': None})
-  plt.close(figure)
+  write_png(figure, path)
 
 
 def _line_style(number: int) -> dict[str, Any]:

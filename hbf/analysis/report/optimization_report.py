@@ -9,13 +9,10 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import matplotlib
 import numpy as np
 
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt
-
 from hbf import markdown
+from hbf.analysis.report.figures import plt, write_png
 from hbf.analysis.report.names import network_name
 
 Network = Mapping[str, Any]
@@ -137,8 +134,7 @@ def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
   for axis in (left, right):
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8, loc='upper center', bbox_to_anchor=(0.5, -0.13), ncols=2)
-  figure.savefig(path, dpi=110, metadata={'Software': None})
-  plt.close(figure)
+  write_png(figure, path)
 
 
 def _draw_refits(axis: Any, network: Network, color: str) -> None:

@@ -7,13 +7,10 @@ random outlier has a lower score than a random test image.
 
 import pathlib
 
-import matplotlib
 import numpy as np
 
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt
-
 from hbf import markdown
+from hbf.analysis.report.figures import plt, write_png
 from hbf.analysis.report.names import network_name
 from hbf.analysis.report.seeds import about_intervals, over_seeds, text
 from hbf.analysis.report.stored import Measured, models
@@ -79,5 +76,4 @@ def draw(measured: Measured, path: pathlib.Path) -> None:
   first.set_yticks(range(len(scores)), scores)
   first.invert_yaxis()
   first.legend(loc='lower left', fontsize=8)
-  figure.savefig(path, dpi=110, metadata={'Software': None})
-  plt.close(figure)
+  write_png(figure, path)

@@ -7,13 +7,10 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
 
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt
-
 from hbf import markdown
+from hbf.analysis.report.figures import plt, write_png
 
 Row = Mapping[str, Any]
 MARKERS = 'os^vDPX*'  # of the arms
@@ -114,5 +111,4 @@ def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
   right.invert_yaxis()
   for axis in (left, right):
     axis.grid(alpha=0.3)
-  figure.savefig(path, dpi=110, metadata={'Software': None})
-  plt.close(figure)
+  write_png(figure, path)
