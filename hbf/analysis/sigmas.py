@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hbf.analysis.capture import unrolled
 from hbf.analysis.trained_run import TrainedRun
+from hbf.models.build import unrolled
 from hbf.models.classifier import ImageClassifier
 from hbf.nn.hyperbf import HyperBFAttention, HyperBFCenters
 from hbf.nn.parameters import learned_sigma
