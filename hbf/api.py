@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from hbf.config import datasets as configs
+from hbf.config.resolve import check_complete
 from hbf.data.augment.batches import normalize
 from hbf.data.datasets import Dataset, from_arrays
 from hbf.data.images.arrays import NAME, ArrayData, to_images
@@ -116,6 +117,7 @@ def train(
   """
   if not isinstance(config, ConfigDict):
     raise UserError(f"config is {config!r}: expected a ConfigDict, as hbf.get_config('cifar10') returns it")
+  check_complete(config)
   if not isinstance(callbacks, Iterable):
     raise UserError(f'callbacks is {callbacks!r}: expected a list of functions, such as callbacks=[log]')
   functions, chosen = [*callbacks], _devices(devices)

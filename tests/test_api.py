@@ -15,6 +15,7 @@ import threading
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 import pytest
 from flax import nnx
@@ -432,6 +433,7 @@ def test_bad_arguments_of_runs_are_named_and_nothing_is_written(tmp_path):
   text = hbf.get_config('text')
   calls = {
     r"config is 'cifar10': expected a ConfigDict": lambda: hbf.train('cifar10', workdir),
+    'the config lacks task: begin with a whole one': lambda: train(ml_collections.ConfigDict(), workdir),
     r'callbacks is <function.*: expected a list of functions': lambda: train(config, workdir, callbacks=arrays),
     'data is a tuple: expected hbf.ArrayData': lambda: hbf.train(config, workdir, arrays()),
     r'callbacks has 3: expected functions': lambda: train(config, workdir, callbacks=[3]),

@@ -84,6 +84,9 @@ def _of_file(path: pathlib.Path, arguments: Sequence[str]) -> ConfigDict:
     raise mistake(path, error, _unknown_key(error)) from error
   if not isinstance(config, ConfigDict):
     raise UserError(f'get_config in {path} returns a {type(config).__name__}: expected {such}')
+  from hbf.config.resolve import check_complete  # slow, see `read_config`
+
+  check_complete(config)
   return config
 
 

@@ -30,8 +30,9 @@ def resolve(config: ConfigDict) -> ConfigDict:
     The resolved config, as a run folder stores it. It equals `config` if `config` is already resolved.
 
   Raises:
-    UserError: `model.width` or `model.expansion` is outside its range.
+    UserError: a key is missing, the task is unknown, or `model.width` or `model.expansion` is outside its range.
   """
+  check_complete(config)
   resolved = config.copy_and_resolve_references()
   model, optimizer = resolved.model, resolved.optimizer
   _check({'model.width': model.width}, keys(config.task))
@@ -51,6 +52,31 @@ def resolve(config: ConfigDict) -> ConfigDict:
       # So the same relative steps need √D times the rate, unless the optimizer takes relative steps itself.
       optimizer.center_rate = 1.0 if optimizer.name in RELATIVE else model.width**0.5
   return resolved
+
+
+def check_complete(config: ConfigDict) -> None:
+  """Check that a config has a known task and all keys of the task, whatever their values.
+
+  `model.expansion` may be missing, and keys that only one task has. `resolve` fills or removes them.
+
+  Raises:
+    UserError: a key is missing, or the task is unknown.
+  """
+  values = flatten_dict(config.to_dict(), sep='.', keep_empty_nodes=True)
+  task = values.get('task', '')
+  if 'task' in values:
+    _check({'task': task}, keys(task))
+    optional = {'model.expansion', *keys_of_task(task)}
+    missing = [name for name in keys(task) if name not in values and name not in optional]
+    missing += [f'model.{stage}' for stage in ('stage1', 'stage2') if stage not in config.get('model', {})]
+  else:
+    missing = ['task']
+  if missing:
+    more = f' and {len(missing) - 3} more' if len(missing) > 3 else ''
+    raise UserError(
+      f'the config lacks {", ".join(missing[:3])}{more}: begin with a whole one, such as that of '
+      "hbf.get_config('cifar10')"
+    )
 
 
 def check(config: ConfigDict) -> None:

@@ -81,6 +81,26 @@ def test_a_value_out_of_range_is_named_with_what_was_expected(toy, key, value, e
 
 
 @pytest.mark.parametrize(
+  ('lacking', 'message'),
+  [
+    ('train.patience', '^the config lacks train.patience: begin with a whole one, such as that of hbf.get_config'),
+    ('model.stage1', '^the config lacks model.stage1: begin'),
+    ('train', r'^the config lacks train\.\w+, train\.\w+, train\.\w+ and [0-9]+ more: begin'),
+  ],
+)
+def test_a_config_without_a_key_is_refused(toy, lacking, message):
+  config, (*section, name) = toy().unlock(), lacking.split('.')
+  del (config[section[0]] if section else config)[name]
+  with pytest.raises(UserError, match=message):
+    make_plan(config)
+
+
+def test_an_unknown_task_is_named(toy):
+  with pytest.raises(UserError, match=r"^unknown task 'clasification': did you mean 'classification'"):
+    make_plan(toy(task='clasification'))
+
+
+@pytest.mark.parametrize(
   ('model', 'option', 'value', 'expected'),
   [
     ('vit', 'stage2.hidden', 0, NO_COUNT),
