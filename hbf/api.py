@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import flax.linen as nn
@@ -589,9 +589,9 @@ def _check_run(run: Any) -> None:
 
 
 def _count(values: Any) -> int | None:
-  """Return the number of entries of a list or an array. None for a text, and for what has no entries."""
+  """Return the number of entries of a list or an array. None for a text, and for what has no entries in order."""
   try:
-    return None if isinstance(values, str) else len(values)
+    return None if isinstance(values, str | bytes | Set | Mapping) else len(values)
   except TypeError:
     return None
 

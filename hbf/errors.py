@@ -7,7 +7,7 @@ import select
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
 Value = TypeVar('Value')
@@ -99,7 +99,7 @@ def choose(what: str, name: str, known: Mapping[str, Value]) -> Value:
   Raises:
     UserError: the name is unknown. The message lists all known names, and suggests a similar one if there is one.
   """
-  if name in known:
+  if isinstance(name, Hashable) and name in known:  # a user of Python may give anything
     return known[name]
   near = difflib.get_close_matches(str(name), known, n=1)
   hint = f'did you mean {near[0]!r}? ' if near else ''

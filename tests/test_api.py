@@ -428,7 +428,7 @@ def test_bad_arrays_are_named(changes, message):
     hbf.ArrayData(**arguments)
 
 
-def test_bad_arguments_of_runs_are_named_and_nothing_is_written(tmp_path):
+def test_bad_arguments_of_runs_are_named_and_nothing_is_written(trained, tmp_path):
   config, workdir = tiny(), tmp_path / 'run'
   text = hbf.get_config('text')
   calls = {
@@ -445,6 +445,7 @@ def test_bad_arguments_of_runs_are_named_and_nothing_is_written(tmp_path):
     "model is 'vit,recipe=memo': expected a name": lambda: hbf.get_config('cifar10', model='vit,recipe=memo'),
     'is not the workdir of a run': lambda: hbf.load(workdir),
     r"device is 'cpu': expected a device, such as jax.devices\('cpu'\)\[0\]": lambda: hbf.load(workdir, device='cpu'),
+    r"unknown split \['test'\]: did you mean 'test'": lambda: hbf.evaluate(trained[0], ['test'], data=DATA),
     "edits is 'x': expected True": lambda: hbf.evaluate(workdir, edits='x'),
     r"run is 'm': expected a loaded run, such as hbf.load": lambda: hbf.edit('m', IMAGES, [0]),
     r"run is 'n': expected a loaded run, such as hbf.load": lambda: hbf.learn('n', IMAGES, ['a']),
@@ -470,6 +471,8 @@ def test_devices_are_a_list_of_different_devices(devices, tmp_path):
     (3, 'answers is 3: expected a list with an entry for each image'),
     ('above', "answers is 'above': expected a list with an entry for each image"),
     (np.array(1), r'answers is array\(1\): expected a list'),
+    ({'1'}, r"answers is \{'1'\}: expected a list"),  # a set has no order
+    ({'1': 0}, r"answers is \{'1': 0\}: expected a list"),
     ([0, 1], 'answers has 2 entries for 1 images: expected one for each image'),
   ],
 )
