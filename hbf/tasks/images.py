@@ -206,10 +206,15 @@ class ImageTask(Task):
     The held-out images are a random sample of train. If the data set has its own validation split, this split is
     taken instead, and `validation` is not used.
     """
-    own = self.dataset.splits.get('validation')
-    train, held_out = hold_out(self.dataset.splits['train'], validation if own is None else 0.0, self.stratify)
-    splits = {'train': train, 'validation': held_out if own is None else own, 'test': self.dataset.splits['test']}
+    train, held_out = self._divided(validation, self.stratify)
+    splits = {'train': train, 'validation': held_out, 'test': self.dataset.splits['test']}
     return {name: source for name, source in splits.items() if len(source)}
+
+  def _divided(self, validation: float, stratify: bool) -> tuple[Source, Source]:
+    """Return the images to train on and the held-out ones. See `splits` and `hold_out`."""
+    own = self.dataset.splits.get('validation')
+    train, held_out = hold_out(self.dataset.splits['train'], validation if own is None else 0.0, stratify)
+    return train, held_out if own is None else own
 
   @override
   def open(self, source: Source, sharding: NamedSharding) -> ImageInput:
@@ -260,7 +265,7 @@ class ImageTask(Task):
     if not needs_epochs(self.transforms):
       return ()
     # Only the number of held-out images matters here. `stratify` would read the labels and not change this number.
-    train, _ = hold_out(self.dataset.splits['train'], self.validation, stratify=False)
+    train, _ = self._divided(self.validation, stratify=False)
     order = TrainOrder(self.seed, len(train), batch_size)
     # This key differs from the keys of steps: they fold in the number of the step, which never reaches 2**32 − 1.
     return jax.random.fold_in(jax.random.key(self.seed), 2**32 - 1), order.epochs(step)

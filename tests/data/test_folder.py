@@ -56,7 +56,10 @@ def test_a_validation_split_of_ones_own_replaces_the_held_out_part(root):
   data = _with_validation(root, validation_split='val')
   config = image_folder.get_config()
   config.data.update(root=str(root), image_size=8, validation=0.25, validation_split='val')
-  splits = make_task(config, data).splits(config.data.validation)
+  config.data.transforms = (('alternate_flip',),)
+  task = make_task(config, data)
+  splits = task.splits(config.data.validation)
+  assert [task._time(step, 2)[1].tolist() for step in (1, 2)] == [[0, 0], [1, 1]]  # an epoch has all of train
   assert {name: len(source) for name, source in splits.items()} == {'train': 4, 'validation': 2, 'test': 2}
   np.testing.assert_array_equal(splits['validation'][1][0], data.splits['test'][1][0])
   config.data.validation_split = ''
