@@ -162,13 +162,16 @@ def _parse(argv: Sequence[str]) -> list[str]:
 
 
 def take_overrides() -> list[str]:
-  """Remove the flags --config.KEY=VALUE from the command line and return them, for a command that starts runs."""
+  """Remove the flags --config.KEY=VALUE from the command line and return them, for a command that starts runs.
+
+  They are returned with two dashes, even if they were given with one.
+  """
   sys.argv[:] = command_line.joined(sys.argv)
   overrides = [argument for argument in sys.argv if re.match(r'--?(no)?config\.', argument)]
   if wrong := [override for override in overrides if '=' not in override and '-noconfig.' not in override]:
     sys.exit(fail(f'{wrong[0]} needs a value: write {wrong[0]}=VALUE'))
   sys.argv[:] = [argument for argument in sys.argv if argument not in overrides]
-  return overrides
+  return ['--' + override.lstrip('-') for override in overrides]
 
 
 def refuse_idle(*pairs: tuple[flags.FlagHolder[Any], flags.FlagHolder[Any]]) -> None:

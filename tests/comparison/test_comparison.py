@@ -235,6 +235,11 @@ def test_the_value_of_a_key_may_follow_after_a_space(monkeypatch):
   assert sys.argv == ['compare', '--config=digits', '--seeds', '0']
 
 
+def test_a_flag_with_one_dash_is_known_by_its_key(monkeypatch):
+  monkeypatch.setattr(sys, 'argv', ['compare', '-config.data.validation=0.2', '-noconfig.data.stratify'])
+  assert cli.take_overrides() == ['--config.data.validation=0.2', '--noconfig.data.stratify']
+
+
 def test_a_flag_that_would_do_nothing_is_refused_before_anything_runs(tmp_path):
   needs = {'space=seed=1|2': 'tune', 'sampler=random': 'tune', 'prune': 'tune', 'split=validation': 'report'}
   commands = [['hbf/cli/compare.py', f'--workdir={tmp_path / "grid"}', f'--{flag}'] for flag in needs]
