@@ -94,10 +94,14 @@ class Language(Task):
     held = len(tokens) - round(validation * len(tokens))
     found = {'train': tokens[:held], 'validation': tokens[held:], 'test': self.dataset.splits['test']}
     check_length('the text to train on', len(found['train']), self.length)
-    if len(found['test']) < 2:
+    if len(found['test']) < self.least:
       raise UserError(f'{self.dataset.name} has no text to test on: take a longer text')
-    # A single token has no next token.
-    return {name: Text(part, self.length) for name, part in found.items() if len(part) > 1}
+    return {name: Text(part, self.length) for name, part in found.items() if len(part) >= self.least}
+
+  @property
+  def least(self) -> int:
+    """The least number of tokens of a text to evaluate. In a shorter text, no prediction counts."""
+    return 2  # a single token has no next token
 
   @override
   def open(self, source: Text, sharding: NamedSharding) -> Input:
@@ -126,8 +130,7 @@ class Language(Task):
 
   def eval_batch(self, resident: Tokens | None, batch: Batch) -> ModelBatch:
     """Return consecutive windows of the text."""
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(_MASKS), batch['index'])
-    return self._model_batch(keys, *windows(resident, batch))
+    return self._model_batch(_eval_keys(batch['index']), *windows(resident, batch))
 
   @abc.abstractmethod
   def _model_batch(self, keys: jax.Array, tokens: jax.Array, present: jax.Array) -> ModelBatch:
@@ -241,6 +244,21 @@ class MaskedToken(Language):
 
   def _model_batch(self, keys: jax.Array, tokens: jax.Array, present: jax.Array) -> ModelBatch:
     tokens, present = tokens[:, :-1], present[:, :-1]
-    drawn = jax.vmap(lambda key: jax.random.uniform(key, (self.length,)))(keys)
-    masked = jnp.argsort(jnp.argsort(drawn)) < self.predictions
+    masked = self._masked(keys)
     return ModelBatch(jnp.where(masked, self.dataset.tokenizer.vocabulary, tokens), (tokens, masked & present))
+
+  def _masked(self, keys: jax.Array) -> jax.Array:
+    """Return booleans [B, T], True for the masked tokens of a window, from a random key for each window, [B]."""
+    drawn = jax.vmap(lambda key: jax.random.uniform(key, (self.length,)))(keys)
+    return jnp.argsort(jnp.argsort(drawn)) < self.predictions
+
+  @property
+  @override
+  def least(self) -> int:
+    """The number of tokens up to the first masked one of an evaluation. In a shorter text, no prediction counts."""
+    return max(super().least, int(self._masked(_eval_keys(jnp.arange(1)))[0].argmax()) + 1)
+
+
+def _eval_keys(index: jax.Array) -> jax.Array:
+  """Return the random key of each window of an evaluation, [B], from the indices of the windows, int32 [B]."""
+  return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(_MASKS), index)

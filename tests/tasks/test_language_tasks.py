@@ -89,6 +89,17 @@ def test_the_end_of_train_is_held_out():
   assert task().splits(0.0).keys() == {'train', 'test'}
 
 
+def test_a_text_in_which_no_token_is_masked_is_not_evaluated():
+  made = task('masked_token')
+  _, (_, counted) = seen(made, [0])
+  first = int(counted[0].argmax())
+  assert first > 1  # so that a shorter text has two tokens
+  task('masked_token', test=TEXT[: first + 1]).splits(0.1)
+  with pytest.raises(UserError, match='letters has no text to test on: take a longer text'):
+    task('masked_token', test=TEXT[:first]).splits(0.1)
+  assert 'validation' not in made.splits(first / len(TEXT)) and 'validation' in made.splits((first + 1) / len(TEXT))
+
+
 def test_bytes_of_a_character_count_each():
   made = task()
   umlauts = Texts('umlauts', Characters('abcdefghiä'), {'train': TEXT, 'test': TEXT})
