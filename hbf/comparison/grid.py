@@ -3,6 +3,7 @@
 An arm is a model with its options. A group is all arms on one config, such as all models on CIFAR-10.
 """
 
+import collections
 import dataclasses
 import pathlib
 import re
@@ -198,6 +199,9 @@ def make_grid(request: Comparison, before: Grid = Grid()) -> Grid:
       stored = next((other.published for other in known.arms if other.label == arm.label), None)
       published = request.published.get(f'{group}/{arm.label}', stored)
       result.append(dataclasses.replace(arm, published=published))
+  folders = collections.Counter(arm.run_name(request.seeds[0]) for arm in before.union(Grid(tuple(result))).arms)
+  if shared := [name for name, count in folders.items() if count > 1]:
+    raise UserError(f'two arms would have the run {shared[0]}: rename a config or an arm, or compare in two folders')
   return Grid(tuple(result), tuple(request.seeds))
 
 

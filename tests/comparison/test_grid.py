@@ -8,7 +8,16 @@ import pytest
 
 from hbf.comparison.compare import compare
 from hbf.comparison.devices import ALLOTMENTS, RESERVE, Device, parse_devices
-from hbf.comparison.grid import Comparison, Grid, arms_with_own_epochs, check_runs, make_grid, parse_seeds, with_arms
+from hbf.comparison.grid import (
+  Arm,
+  Comparison,
+  Grid,
+  arms_with_own_epochs,
+  check_runs,
+  make_grid,
+  parse_seeds,
+  with_arms,
+)
 from hbf.comparison.presets import PRESETS
 from hbf.errors import UserError
 from hbf.models.build import flops_per_example
@@ -162,6 +171,13 @@ def test_wrong_configs_are_refused(grid_of):
     grid_of('vit', config='configs/nothing.py')
   with pytest.raises(UserError, match='two configs are called digits'):
     make_grid(Comparison(('configs/digits.py', 'configs/digits.py:recipe=memo'), ('vit',)))
+
+
+def test_two_arms_may_not_share_the_folder_of_a_run(grid_of):
+  before = Grid((Arm('digits-a', 'vit', ()),))
+  with pytest.raises(UserError, match='two arms would have the run digits-a-vit-0: rename a config or an arm'):
+    grid_of('a-vit: vit', before=before)
+  assert grid_of('vit', before=Grid((Arm('digits', 'vit', ()),))).arms  # the same arm again
 
 
 def test_data_that_are_not_there_are_named_with_the_command_that_gets_them(tmp_path):
