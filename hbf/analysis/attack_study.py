@@ -24,7 +24,7 @@ from absl import logging
 from hbf.analysis.attacks import Attacked, apgd, square
 from hbf.analysis.image_run import ImageRun
 from hbf.analysis.report.attack_report import draw, table
-from hbf.analysis.study import Record, Study, run_folders
+from hbf.analysis.study import Record, Study, data_of, run_folders
 from hbf.data.augment.batches import normalize
 from hbf.errors import in_one_line
 
@@ -120,8 +120,10 @@ def images_and_steps(text: str) -> Effort:
 
 def _measure_all(folders: Sequence[str], efforts: Mapping[str, Effort], record: Record) -> None:
   """Attack the networks of all runs with the attacks whose results are not stored."""
-  runs = [ImageRun.of(folder) for folder in run_folders(folders)]
-  measured = record.stored or {'data': 'cifar10', 'rows': []}
+  paths = run_folders(folders)
+  data = data_of(paths, record)
+  runs = [ImageRun.of(path) for path in paths]
+  measured = record.stored or {'data': data, 'rows': []}
   for run in runs:
     measure(run, measured['rows'], functools.partial(_save, record, measured), efforts)
 

@@ -20,7 +20,7 @@ from absl import logging
 
 from hbf.analysis.edit_methods import METHODS, Base, Method, Trial, in_order
 from hbf.analysis.report.edit_report import draw, table
-from hbf.analysis.study import Record, Study
+from hbf.analysis.study import Record, Study, data_of
 from hbf.data.augment.batches import normalize
 from hbf.data.augment.transforms import read_transforms
 from hbf.data.pipeline.host import read_many
@@ -351,10 +351,11 @@ def measure(workdir: pathlib.Path, options: dict[str, list[dict[str, float]]]) -
 def _measure_all(runs: Sequence[str], record: Record) -> None:
   options: dict[str, Any] = {}
   rows: list[dict[str, Any]] = []
-  for run in runs:
-    folder = pathlib.Path(run).expanduser()
+  folders = [pathlib.Path(run).expanduser() for run in runs]
+  data = data_of(folders)
+  for folder in folders:
     rows += measure(folder, options.setdefault(load_config(folder).model.name, {}))
-  record.save({'data': 'cifar10', 'rows': rows})
+  record.save({'data': data, 'rows': rows})
 
 
 @in_one_line

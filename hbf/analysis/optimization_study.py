@@ -25,7 +25,7 @@ from absl import logging
 from hbf.analysis import refit
 from hbf.analysis.agop import agop, correlations, feature_matrices, random_correlations, root
 from hbf.analysis.report.optimization_report import draw, tables
-from hbf.analysis.study import Record, Study, run_folders
+from hbf.analysis.study import Record, Study, data_of, run_folders
 from hbf.data.augment.batches import normalize
 from hbf.data.pipeline.host import read_many
 from hbf.data.pipeline.order import evenly_spaced
@@ -395,12 +395,14 @@ def measure(workdir: pathlib.Path, most: int) -> dict[str, Any]:
 def _measure_all(runs: Sequence[str], most: int, record: Record) -> None:
   """Measure the runs. The stored numbers of other runs stay as they are."""
   networks = {network['run']: network for network in (record.stored or {'networks': []})['networks']}
-  for folder in run_folders(runs):
+  folders = run_folders(runs)
+  data = data_of(folders, record)
+  for folder in folders:
     found = measure(folder, most)
     if not most:  # keep the refits that are stored
       found['refits'] = networks.get(found['run'], found)['refits']
     networks[found['run']] = found
-    record.save({'data': 'cifar10', 'networks': [*networks.values()]})
+    record.save({'data': data, 'networks': [*networks.values()]})
 
 
 @in_one_line

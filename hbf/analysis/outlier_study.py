@@ -23,7 +23,7 @@ from hbf.analysis.ood_images import MOST, NOISE, load_ood_images
 from hbf.analysis.outlier_scores import ClassGaussians, calibrated, class_density, mahalanobis, nearest_features
 from hbf.analysis.outlier_tokens import RANKS, TOKENS, Fitted, Scores
 from hbf.analysis.report.outlier_report import draw, table
-from hbf.analysis.study import Record, Study, run_folders
+from hbf.analysis.study import Record, Study, data_of, run_folders
 from hbf.errors import UserError, in_one_line
 from hbf.evaluation.outliers import energy_score, separation, softmax_score
 
@@ -232,8 +232,10 @@ def add(rows: list[dict[str, Any]], run: ImageRun, outside: Mapping[str, np.ndar
 
 def _measure_all(folders: Sequence[str], outside: Sequence[str], record: Record) -> None:
   """Measure the runs and the data sets whose numbers are not stored."""
-  runs = [ImageRun.of(folder) for folder in run_folders(folders)]
-  measured = record.stored or {'data': 'cifar10', 'rows': []}
+  paths = run_folders(folders)
+  data = data_of(paths, record)
+  runs = [ImageRun.of(path) for path in paths]
+  measured = record.stored or {'data': data, 'rows': []}
   for run in runs:
     if add(measured['rows'], run, load_outside(run, outside)):
       record.save(measured)

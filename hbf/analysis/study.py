@@ -11,7 +11,7 @@ from absl import logging
 from hbf.arguments import Parser
 from hbf.errors import UserError
 from hbf.training.machine import commit, device_name, keep_compiled_programs, keep_freed_memory, versions
-from hbf.training.workdir import read_json, write_json
+from hbf.training.workdir import load_config, read_json, write_json
 
 Numbers = dict[str, Any]
 
@@ -95,6 +95,28 @@ def run_folders(given: Sequence[str]) -> list[pathlib.Path]:
     if (other := folders.setdefault(folder.name, folder)) is not folder:
       raise UserError(f'{other} and {folder} have the same name, by which numbers are stored: rename one of them')
   return [*folders.values()]
+
+
+def data_of(folders: Sequence[pathlib.Path], record: 'Record | None' = None) -> str:
+  """Return the name of the data set that all runs of a study are on.
+
+  Args:
+    folders: the run folders.
+    record: the stored numbers, if those of the runs are added to them.
+
+  Raises:
+    UserError: two runs are on different data sets, or the stored numbers are of runs on another one.
+  """
+  names = {load_config(folder).data.name: folder for folder in folders}
+  name, *others = names
+  if others:
+    raise UserError(
+      f'{names[name]} is a run on {name}, and {names[others[0]]} on {others[0]}: give runs on one data set'
+    )
+  stored = record.stored.get('data', name) if record and record.stored else name
+  if record and stored != name:
+    raise UserError(f'{record.path} has numbers of runs on {stored}, and not on {name}: give another --out')
+  return name
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,9 @@ import pathlib
 import pytest
 
 from hbf.analysis.report.figures import plt, write_png
-from hbf.analysis.study import Study
+from hbf.analysis.study import Record, Study, data_of
+from hbf.api import get_config
+from hbf.config.resolve import resolve
 from hbf.errors import UserError
 
 
@@ -19,6 +21,23 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(
         argparse.Namespace(out=pathlib.Path(tmp_path / out), report=False), lambda record: pytest.fail('measured')
       )
   assert (tmp_path / 'taken').read_text() == 'mine'
+
+
+def test_a_study_is_of_runs_on_one_data_set(tmp_path):
+  folders = [tmp_path / 'flowers', tmp_path / 'digits']
+  for folder in folders:
+    folder.mkdir()
+    config = resolve(get_config('digits'))
+    with config.unlocked():
+      config.data.name = folder.name
+    (folder / 'config.json').write_text(config.to_json())
+  assert data_of(folders[:1]) == 'flowers'
+  with pytest.raises(UserError, match=r'a run on flowers, and .* on digits: give runs on one'):
+    data_of(folders)
+  for stored in (None, {'data': 'digits'}):
+    assert data_of(folders[1:], Record(tmp_path / 'any.json', stored)) == 'digits'
+  with pytest.raises(UserError, match='numbers of runs on birds, and not on digits: give another --out'):
+    data_of(folders[1:], Record(tmp_path / 'any.json', {'data': 'birds'}))
 
 
 def test_a_picture_that_is_not_finished_leaves_the_old_one(tmp_path, monkeypatch):
