@@ -5,10 +5,20 @@ other modules import.
 """
 
 import argparse
+import os
 import pathlib
 from typing import Any, NoReturn
 
 from hbf.errors import UserError
+
+
+def expand(path: str) -> str:
+  """Return a path with the home folder in place of `~`. A path without a name, such as `.`, becomes absolute.
+
+  Pages and stored numbers call a run by the name of its folder.
+  """
+  path = os.path.expanduser(path)
+  return os.path.abspath(path) if path and pathlib.PurePath(path).name in ('', '..') else path
 
 
 class Parser(argparse.ArgumentParser):
@@ -27,8 +37,8 @@ class Parser(argparse.ArgumentParser):
     raise UserError(f'{message}: `{self.prog} --help` has the flags')
 
   def add_path(self, name: str, **options: Any) -> None:
-    """Add an argument whose value is a path, with options of `add_argument`. `~` stands for the home folder."""
-    self.add_argument(name, type=lambda text: pathlib.Path(text).expanduser(), **options)
+    """Add an argument whose value is a path, with options of `add_argument`. See `expand`."""
+    self.add_argument(name, type=lambda text: pathlib.Path(expand(text)), **options)
 
   def add_run(self, about: str) -> None:
     """Add the flags for a run's folder, checkpoint and data. `about` is the help text of the folder's flag."""

@@ -10,7 +10,7 @@ import pytest
 from absl import flags
 
 from hbf import cli
-from hbf.arguments import Parser
+from hbf.arguments import Parser, expand
 from hbf.errors import Notice, UserError, in_one_line, warn
 
 COMMANDS = [
@@ -49,6 +49,15 @@ def test_paths_may_be_in_the_home_folder(monkeypatch):
   parser = Parser('hbf.some', 'Does it.')
   parser.add_run('of a run')
   assert parser.parse_args(['--workdir=~/runs/text']).workdir == pathlib.Path('/home/her/runs/text')
+
+
+def test_the_current_folder_has_its_name(monkeypatch, tmp_path):
+  inside = tmp_path / 'mine'
+  inside.mkdir()
+  monkeypatch.chdir(inside)
+  for path, name in (('.', 'mine'), ('./', 'mine'), ('..', tmp_path.name)):
+    assert pathlib.Path(expand(path)).name == name
+  assert [expand(path) for path in ('', '/', 'runs/x', '../x', 's3://b')] == ['', '/', 'runs/x', '../x', 's3://b']
 
 
 def test_paths_of_absl_commands_may_be_in_the_home_folder(monkeypatch):

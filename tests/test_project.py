@@ -36,7 +36,7 @@ SHARED = {
   'markdown.py': set(),
   'arguments.py': {'errors'},
   'options.py': {'errors'},
-  'cli/__init__.py': {'errors', 'config'},
+  'cli/__init__.py': {'arguments', 'errors', 'config'},
 }
 
 

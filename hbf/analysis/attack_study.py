@@ -11,6 +11,7 @@ docs/research/outliers.md explains the results.
 
 import argparse
 import functools
+import pathlib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from absl import logging
 from hbf.analysis.attacks import Attacked, apgd, square
 from hbf.analysis.image_run import ImageRun
 from hbf.analysis.report.attack_report import draw, table
-from hbf.analysis.study import Record, Study, data_of, run_folders
+from hbf.analysis.study import Record, Study, check_names, data_of
 from hbf.data.augment.batches import normalize
 from hbf.errors import in_one_line
 
@@ -118,11 +119,11 @@ def images_and_steps(text: str) -> Effort:
   return Effort(images, steps)
 
 
-def _measure_all(folders: Sequence[str], efforts: Mapping[str, Effort], record: Record) -> None:
+def _measure_all(folders: Sequence[pathlib.Path], efforts: Mapping[str, Effort], record: Record) -> None:
   """Attack the networks of all runs with the attacks whose results are not stored."""
-  paths = run_folders(folders)
-  data = data_of(paths, record)
-  runs = [ImageRun.of(path) for path in paths]
+  check_names(folders)
+  data = data_of(folders, record)
+  runs = [ImageRun.of(folder) for folder in folders]
   measured = record.stored or {'data': data, 'rows': []}
   for run in runs:
     measure(run, measured['rows'], functools.partial(_save, record, measured), efforts)

@@ -10,6 +10,7 @@ docs/research/corruptions.md explains the results.
 """
 
 import functools
+import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from absl import logging
 
 from hbf.analysis.image_run import MOST_TESTED, ImageRun, LabeledImages
 from hbf.analysis.report.corruption_report import NONE, draw, table
-from hbf.analysis.study import Record, Study, run_folders
+from hbf.analysis.study import Record, Study, check_names
 from hbf.data.augment.corruptions import CORRUPTIONS, STRENGTHS, corrupt
 from hbf.errors import UserError, in_one_line
 
@@ -89,9 +90,10 @@ def _save(record: Record, measured: dict[str, Any], row: dict[str, Any]) -> None
   logging.info('%s, %s: %.1f%% right', row['run'], row['corruption'], np.mean(row['accuracy']))
 
 
-def _measure_all(folders: Sequence[str], most: int, record: Record) -> None:
+def _measure_all(folders: Sequence[pathlib.Path], most: int, record: Record) -> None:
   """Measure the runs in `folders` on at most `most` test images, and store the rows."""
-  runs = [ImageRun.of(folder) for folder in run_folders(folders)]
+  check_names(folders)
+  runs = [ImageRun.of(folder) for folder in folders]
   examples = shared_images(runs, most)
   about = {'data': runs[0].restored.config.data.name, 'images': len(examples.labels)}
   measured = record.stored or about | {'rows': []}

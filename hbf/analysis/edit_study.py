@@ -348,10 +348,9 @@ def measure(workdir: pathlib.Path, options: dict[str, list[dict[str, float]]]) -
   return rows
 
 
-def _measure_all(runs: Sequence[str], record: Record) -> None:
+def _measure_all(folders: Sequence[pathlib.Path], record: Record) -> None:
   options: dict[str, Any] = {}
   rows: list[dict[str, Any]] = []
-  folders = [pathlib.Path(run).expanduser() for run in runs]
   data = data_of(folders)
   for folder in folders:
     rows += measure(folder, options.setdefault(load_config(folder).model.name, {}))

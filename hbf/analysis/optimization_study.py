@@ -25,7 +25,7 @@ from absl import logging
 from hbf.analysis import refit
 from hbf.analysis.agop import agop, correlations, feature_matrices, random_correlations, root
 from hbf.analysis.report.optimization_report import draw, tables
-from hbf.analysis.study import Record, Study, data_of, run_folders
+from hbf.analysis.study import Record, Study, check_names, data_of
 from hbf.data.augment.batches import normalize
 from hbf.data.pipeline.host import read_many
 from hbf.data.pipeline.order import evenly_spaced
@@ -392,10 +392,10 @@ def measure(workdir: pathlib.Path, most: int) -> dict[str, Any]:
   return about | {'agop': measure_agop(restored), 'refits': measure_refits(restored, most) if most else []}
 
 
-def _measure_all(runs: Sequence[str], most: int, record: Record) -> None:
+def _measure_all(folders: Sequence[pathlib.Path], most: int, record: Record) -> None:
   """Measure the runs. The stored numbers of other runs stay as they are."""
   networks = {network['run']: network for network in (record.stored or {'networks': []})['networks']}
-  folders = run_folders(runs)
+  check_names(folders)
   data = data_of(folders, record)
   for folder in folders:
     found = measure(folder, most)

@@ -48,7 +48,7 @@ class Study:
     parser.add_path('--out', default=self.folder or f'runs/{self.name}', help='output folder; default: %(default)s')
     parser.add_argument('--report', action='store_true', help='do not measure; draw the stored numbers')
     if runs:
-      parser.add_argument('--run', action='append', default=[], help=runs)
+      parser.add_path('--run', action='append', default=[], help=runs)
     return parser
 
   def run(self, flags: argparse.Namespace, measure: Callable[['Record'], None]) -> int:
@@ -84,17 +84,12 @@ class Study:
     return 0
 
 
-def run_folders(given: Sequence[str]) -> list[pathlib.Path]:
-  """Return the paths of the run folders of a study that stores numbers by the name of a run folder.
-
-  Raises:
-    UserError: two folders have the same name.
-  """
-  folders: dict[str, pathlib.Path] = {}
-  for folder in (pathlib.Path(run).expanduser() for run in given):
-    if (other := folders.setdefault(folder.name, folder)) is not folder:
+def check_names(folders: Sequence[pathlib.Path]) -> None:
+  """Raise UserError if two run folders have the same name, for a study that stores numbers by this name."""
+  known: dict[str, pathlib.Path] = {}
+  for folder in folders:
+    if (other := known.setdefault(folder.name, folder)) is not folder:
       raise UserError(f'{other} and {folder} have the same name, by which numbers are stored: rename one of them')
-  return [*folders.values()]
 
 
 def data_of(folders: Sequence[pathlib.Path], record: 'Record | None' = None) -> str:

@@ -439,8 +439,8 @@ def _fine_tuning(run: TextRun, held_out: Split, test: Split, counts: Sequence[in
   return {'method': FINE_TUNING, 'trials': trials, 'best': chosen, 'alone': one, 'many': after}
 
 
-def _measure_all(runs: Sequence[str], record: Record) -> None:
-  record.save({'rows': [row for run in runs for row in measure(pathlib.Path(run).expanduser())]})
+def _measure_all(folders: Sequence[pathlib.Path], record: Record) -> None:
+  record.save({'rows': [row for folder in folders for row in measure(folder)]})
 
 
 @in_one_line

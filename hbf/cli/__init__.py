@@ -1,6 +1,5 @@
 """Shared parts of the commands. A mistake of the user ends in one line on stderr, not in a traceback."""
 
-import os
 import re
 import sys
 import warnings
@@ -11,6 +10,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict
 from ml_collections.config_flags.config_flags import is_config_flag
 
+from hbf.arguments import expand
 from hbf.config import command_line
 from hbf.errors import Notice, UserError, fail, in_one_line
 
@@ -34,10 +34,10 @@ def define_workdir(required: bool = True) -> flags.FlagHolder[str]:
 
 
 class _PathParser(flags.ArgumentParser):
-  """The parser of a path. `~` stands for the home folder."""
+  """The parser of a path (`hbf.arguments.expand`)."""
 
   def parse(self, argument: str) -> str:
-    return os.path.expanduser(argument)
+    return expand(argument)
 
 
 def define_path(name: str, about: str, required: bool = False, **options: Any) -> flags.FlagHolder[str]:

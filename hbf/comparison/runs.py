@@ -63,7 +63,7 @@ def run_all(
   total, free = len(waiting), collections.deque(devices)
   running: list[_Process] = []
   say(console, f'{len(grid.runs()) - total} runs finished, {total} to do in {workdir}')
-  with signals() as stopped:
+  with signals() as stopped, _stopped_on_error(running):
     while (waiting and not stopped()) or running:
       if stopped():
         for process in running:
@@ -84,6 +84,17 @@ def run_all(
       waiting = collections.deque(run for run in waiting if not _finished(workdir / run.name))
       time.sleep(POLL_SECONDS)
     return not stopped()
+
+
+@contextlib.contextmanager
+def _stopped_on_error(running: Sequence['_Process']) -> Iterator[None]:
+  """Ask all processes to save their state and to end if an error ends the context, such as one of `prune`."""
+  try:
+    yield
+  except BaseException:
+    for process in running:
+      process.stop()
+    raise
 
 
 def all_finished(grid: Grid, workdir: pathlib.Path) -> bool:

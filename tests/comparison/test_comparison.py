@@ -206,6 +206,27 @@ def test_a_run_that_is_stopped_as_it_starts_has_not_failed(tmp_path, monkeypatch
   assert 'digits-vit-0: stopped as it started' in told and 'FAILED' not in told
 
 
+def test_an_error_stops_the_runs(tmp_path, monkeypatch):
+  """An error is, for example, that of a damaged log, which `hbf compare --prune` reads."""
+  started = []
+
+  class Process(runs._Process):
+    def __init__(self, *arguments):
+      super().__init__(*arguments)
+      started.append(self._process)
+
+  def damaged(name):
+    raise UserError(f'{name} is damaged')
+
+  monkeypatch.setattr(runs, '_Process', Process)
+  monkeypatch.setattr(runs, 'TRAIN', (sys.executable, '-c', 'import time; time.sleep(60)'))
+  with pytest.raises(UserError, match='digits-vit-0 is damaged'):
+    runs.run_all(
+      Grid((Arm('digits', 'vit', ()),), (0,)), tmp_path, [Device()], Console(file=sys.stdout), prune=damaged
+    )
+  assert started[0].wait(10) == -signal.SIGTERM
+
+
 def test_another_config_is_refused_before_anything_runs(copied, asked):
   before = {path: path.stat().st_mtime_ns for path in copied.rglob('*')}
   other = Comparison(asked.configs, asked.arms, (0,), (*asked.overrides, '--config.optimizer.learning_rate=0.1'))
