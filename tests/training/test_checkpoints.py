@@ -250,6 +250,7 @@ def test_checkpoints_damaged_in_whatever_way_are_set_aside_without_ado(tmp_path,
   steps = dict(zip(range(2, 2 + len(DAMAGES)), DAMAGES.values(), strict=True))
   long = {str(layer): jax.random.normal(jax.random.key(layer), (40, 30)) for layer in range(6)}
   ado = []
+  gc.collect()  # what earlier tests have left
   monkeypatch.setattr(sys, 'unraisablehook', ado.append)
   with contextlib.closing(Checkpoints(tmp_path, keep=20)) as checkpoints:
     for step in (1, *steps):

@@ -315,17 +315,17 @@ def _coefficient_gradient(k: jax.Array, mean: jax.Array | None, given: jax.Array
 
   The mean k̄ is 0 if it is None.
   """
-
-  def of_deviations(k: jax.Array, mean: jax.Array, given: jax.Array) -> jax.Array:
-    return sum_over_points((k - mean).astype(given.dtype), given)
+  if is_short(given.dtype):
+    return sum_over_points((k if mean is None else k - mean).astype(given.dtype), given)
+  if mean is None:
+    return sum_over_points(k, given)
 
   def of_responses(k: jax.Array, mean: jax.Array, given: jax.Array) -> jax.Array:
     return sum_over_points(k, given) - einsum('...nm,...nv->...mv', mean, given)
 
-  if mean is None:
-    return sum_over_points(k.astype(given.dtype), given)
-  if is_short(given.dtype):
-    return of_deviations(k, mean, given)
+  def of_deviations(k: jax.Array, mean: jax.Array, given: jax.Array) -> jax.Array:
+    return sum_over_points(k - mean, given)
+
   # On a CPU, k is precise enough, and XLA keeps k anyway. Other devices round the factors of the product.
   return jax.lax.platform_dependent(k, mean, given, cpu=of_responses, default=of_deviations)
 
