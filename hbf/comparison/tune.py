@@ -103,6 +103,8 @@ class Trial:
       return dataclasses.replace(self, held_out=None, loss=None, failed=failed)
     lines = runs.metrics(self.run)
     held_out = lines_with(lines, 'validation', self.ranks.name)[-1][self.ranks.name]
+    if math.isnan(held_out):  # of outputs that overflow; a comparison with it would have no meaning
+      return dataclasses.replace(self, held_out=None, loss=None, failed='training diverged: its score is NaN')
     losses = [line['loss'] for line in lines_with(lines, 'train', 'loss')]
     return dataclasses.replace(self, held_out=held_out, loss=losses[-1] if losses else None, failed='')
 

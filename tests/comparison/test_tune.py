@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import re
+import types
 
 import numpy as np
 import pytest
@@ -48,6 +49,18 @@ lines = [
 
 def stored(tmp_path):
   return json.loads((tmp_path / 'search' / 'tuning.json').read_text())
+
+
+def test_a_trial_whose_score_is_not_a_number_has_diverged():
+  """A network of texts may have finite parameters and an infinite loss."""
+  names = [field.name for field in dataclasses.fields(tune.Trial) if field.default is dataclasses.MISSING]
+  trial = tune.Trial(**dict.fromkeys(names) | {'task': 'next_token', 'failed': 'not run yet', 'run': 'any'})
+  lines = [{'split': 'train', 'loss': 2.0}, {'split': 'validation', 'token_nll': float('nan')}]
+  logs = types.SimpleNamespace(failure=lambda run: None, metrics=lambda run: lines)
+  found = trial.measured(logs)
+  assert found.diverged and found.settled and found.held_out is None
+  lines[1]['token_nll'] = 1.5
+  assert (trial.measured(logs).held_out, trial.measured(logs).failed) == (1.5, '')
 
 
 def test_all_arms_have_the_same_draws_of_the_options_that_they_share():
