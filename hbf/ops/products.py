@@ -8,7 +8,6 @@ derivative is rounded (`derivative_einsum`).
 In this module, "float32" means float64 if an input is float64 (`sum_dtype`).
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -41,11 +40,7 @@ def products(a: Float[Array, '... N D'], b: Float[Array, '... A D']) -> Float[Ar
 
   If a and b have the same short type, such as bfloat16, the gradient also multiplies matrices of this type.
   """
-  if not _splits(a.dtype, b.dtype, a.shape[-2], b.shape[-2]):
-    return _full_precision(_PRODUCTS, a, b)
-  return jax.lax.platform_dependent(
-    a, b, cuda=by_three_products, default=functools.partial(_full_precision, _PRODUCTS)
-  )
+  return _in_parts_on_gpus(by_three_products, _PRODUCTS, a, b, a.shape[-2], b.shape[-2])
 
 
 @products.defjvp
@@ -65,15 +60,12 @@ def tangent_products(
   a: Float[Array, '... N D'], b: Float[Array, '... A D'], *, exact: Literal[0, 1]
 ) -> Float[Array, '... N A']:
   """Compute a bᵀ [..., N, A] as `derivative_einsum` does, where the derivative is a tangent of products a bᵀ."""
-  full_precision = functools.partial(_full_precision, _PRODUCTS)
-  if not _splits(a.dtype, b.dtype, a.shape[-2], b.shape[-2]):
-    return full_precision(a, b)
 
   def in_two_parts(a: jax.Array, b: jax.Array) -> jax.Array:
     left, right = (_parts(z) if i == exact else jnp.concatenate([z, z], axis=-1) for i, z in enumerate((a, b)))
     return jnp.einsum(_PRODUCTS, left, right, precision=_TF32)
 
-  return jax.lax.platform_dependent(a, b, cuda=in_two_parts, default=full_precision)
+  return _in_parts_on_gpus(in_two_parts, _PRODUCTS, a, b, a.shape[-2], b.shape[-2])
 
 
 def derivative_einsum(spec: str, a: jax.Array, b: jax.Array, *, exact: Literal[0, 1]) -> jax.Array:
@@ -89,16 +81,13 @@ def derivative_einsum(spec: str, a: jax.Array, b: jax.Array, *, exact: Literal[0
     b: the second array.
     exact: 0 if a is exact, 1 if b is exact. The other array is the derivative.
   """
-  full_precision = functools.partial(_full_precision, spec)
-  if not _splits(a.dtype, b.dtype, *(a if exact else b).shape[-2:]):
-    return full_precision(a, b)
 
   def in_two_parts(a: jax.Array, b: jax.Array) -> jax.Array:
     pair = (a, _parts(b)) if exact else (_parts(a), b)
     first, rest = jnp.split(jnp.einsum(spec, *pair, precision=_TF32), 2, axis=-1 if exact else -2)
     return first + rest
 
-  return jax.lax.platform_dependent(a, b, cuda=in_two_parts, default=full_precision)
+  return _in_parts_on_gpus(in_two_parts, spec, a, b, *(a if exact else b).shape[-2:])
 
 
 def by_three_products(a: Float[Array, '... N D'], b: Float[Array, '... A D']) -> Float[Array, '... N A']:
@@ -163,18 +152,27 @@ def before_ampere() -> bool:
   return any(float(name) < _AMPERE for name in names if name.replace('.', '', 1).isdigit())
 
 
-def _splits(a: jnp.dtype, b: jnp.dtype, points: int, centers: int) -> bool:
-  """Return True if an NVIDIA GPU should split products of arrays of types a and b in TF32.
+def _in_parts_on_gpus(
+  in_parts: Callable[[jax.Array, jax.Array], jax.Array],
+  spec: str,
+  a: jax.Array,
+  b: jax.Array,
+  points: int,
+  centers: int,
+) -> jax.Array:
+  """Compute an einsum by `in_parts` on an NVIDIA GPU with TF32, and elsewhere at full precision.
 
-  The parts are written to memory, which pays off only for many points and centers.
+  The parts are written to memory, which pays off only for float32 arrays with many points and centers.
   """
+
+  def full_precision(a: jax.Array, b: jax.Array) -> jax.Array:
+    sums = sum_dtype(a.dtype, b.dtype)
+    return jnp.einsum(spec, a, b, precision=jax.lax.Precision.HIGHEST, preferred_element_type=sums)
+
   many = all(jax.export.is_symbolic_dim(n) or n >= _SPLIT_FROM for n in (points, centers))
-  return jnp.result_type(a, b) == jnp.float32 and many and not before_ampere()
-
-
-def _full_precision(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-  sums = sum_dtype(a.dtype, b.dtype)
-  return jnp.einsum(spec, a, b, precision=jax.lax.Precision.HIGHEST, preferred_element_type=sums)
+  if jnp.result_type(a, b) != jnp.float32 or not many or before_ampere():
+    return full_precision(a, b)
+  return jax.lax.platform_dependent(a, b, cuda=in_parts, default=full_precision)
 
 
 def _parts(z: jax.Array) -> jax.Array:

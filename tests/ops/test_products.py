@@ -94,7 +94,7 @@ def test_three_products_are_nearly_exact(tensor_cores):
   ],
 )
 def test_large_products_for_an_nvidia_gpu_are_in_parts(points, centers, dtype, split):
-  """In the programs, an exact product of float32 has precision HIGHEST, and one in parts has HIGH."""
+  """Count products in programs by their precision: HIGHEST for exact ones of float32, and HIGH for those in parts."""
   a, b = (jax.ShapeDtypeStruct((n, 8), dtype) for n in (points, centers))
   step = jax.jit(jax.grad(lambda a, b: jnp.sum(products.products(a, b) ** 2), (0, 1))).trace(a, b)
   texts = {platform: step.lower(lowering_platforms=(platform,)).as_text() for platform in ('cuda', 'cpu', 'tpu')}

@@ -115,7 +115,7 @@ def pull_back(cotangents: Sums, moments: Moments, coefficients: Float[Array, '..
   count = coefficients.shape[-2]
   mean_coefficients = coefficients.mean(axis=-2, keepdims=True, dtype=sum_dtype(coefficients.dtype))
   given = cotangents.values.astype(coefficients.dtype)
-  of_all = einsum('...nv,...av->...na', given.astype(sum_dtype(given.dtype)), mean_coefficients)
+  of_all = einsum('...nv,...av->...na', given, mean_coefficients)
   of_moments = MomentCotangents(
     # The rounded cotangent is used here too, so that the common part of all coefficients cancels.
     constant=cotangents.moments.mean / count - of_all,
