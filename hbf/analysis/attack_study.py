@@ -25,7 +25,7 @@ from absl import logging
 from hbf.analysis.attacks import Attacked, apgd, square
 from hbf.analysis.image_run import ImageRun
 from hbf.analysis.report.attack_report import draw, table
-from hbf.analysis.study import Record, Study, check_names, data_of
+from hbf.analysis.study import Record, Study, check_folder_names, data_of
 from hbf.data.augment.batches import normalize
 from hbf.errors import in_one_line
 
@@ -121,7 +121,7 @@ def images_and_steps(text: str) -> Effort:
 
 def _measure_all(folders: Sequence[pathlib.Path], efforts: Mapping[str, Effort], record: Record) -> None:
   """Attack the networks of all runs with the attacks whose results are not stored."""
-  check_names(folders)
+  check_folder_names(folders)
   data = data_of(folders, record)
   runs = [ImageRun.of(folder) for folder in folders]
   measured = record.stored or {'data': data, 'rows': []}

@@ -20,7 +20,7 @@ from absl import logging
 
 from hbf.analysis.image_run import MOST_TESTED, ImageRun, LabeledImages
 from hbf.analysis.report.corruption_report import NONE, draw, table
-from hbf.analysis.study import Record, Study, check_names
+from hbf.analysis.study import Record, Study, check_folder_names
 from hbf.data.augment.corruptions import CORRUPTIONS, STRENGTHS, corrupt
 from hbf.errors import UserError, in_one_line
 
@@ -92,7 +92,7 @@ def _save(record: Record, measured: dict[str, Any], row: dict[str, Any]) -> None
 
 def _measure_all(folders: Sequence[pathlib.Path], most: int, record: Record) -> None:
   """Measure the runs in `folders` on at most `most` test images, and store the rows."""
-  check_names(folders)
+  check_folder_names(folders)
   runs = [ImageRun.of(folder) for folder in folders]
   examples = shared_images(runs, most)
   about = {'data': runs[0].restored.config.data.name, 'images': len(examples.labels)}

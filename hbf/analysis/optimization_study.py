@@ -25,7 +25,7 @@ from absl import logging
 from hbf.analysis import refit
 from hbf.analysis.agop import agop, correlations, feature_matrices, random_correlations, root
 from hbf.analysis.report.optimization_report import draw, tables
-from hbf.analysis.study import Record, Study, check_names, data_of
+from hbf.analysis.study import Record, Study, check_folder_names, data_of
 from hbf.data.augment.batches import normalize
 from hbf.data.pipeline.host import read_many
 from hbf.data.pipeline.order import evenly_spaced
@@ -395,7 +395,7 @@ def measure(workdir: pathlib.Path, most: int) -> dict[str, Any]:
 def _measure_all(folders: Sequence[pathlib.Path], most: int, record: Record) -> None:
   """Measure the runs. The stored numbers of other runs stay as they are."""
   networks = {network['run']: network for network in (record.stored or {'networks': []})['networks']}
-  check_names(folders)
+  check_folder_names(folders)
   data = data_of(folders, record)
   for folder in folders:
     found = measure(folder, most)

@@ -24,7 +24,7 @@ from hbf.analysis.ood_images import MOST, NOISE, load_ood_images
 from hbf.analysis.outlier_scores import ClassGaussians, calibrated, class_density, mahalanobis, nearest_features
 from hbf.analysis.outlier_tokens import RANKS, TOKENS, Fitted, Scores
 from hbf.analysis.report.outlier_report import draw, table
-from hbf.analysis.study import Record, Study, check_names, data_of
+from hbf.analysis.study import Record, Study, check_folder_names, data_of
 from hbf.errors import UserError, in_one_line
 from hbf.evaluation.outliers import energy_score, separation, softmax_score
 
@@ -233,7 +233,7 @@ def add(rows: list[dict[str, Any]], run: ImageRun, outside: Mapping[str, np.ndar
 
 def _measure_all(folders: Sequence[pathlib.Path], outside: Sequence[str], record: Record) -> None:
   """Measure the runs and the data sets whose numbers are not stored."""
-  check_names(folders)
+  check_folder_names(folders)
   data = data_of(folders, record)
   runs = [ImageRun.of(folder) for folder in folders]
   measured = record.stored or {'data': data, 'rows': []}

@@ -84,7 +84,7 @@ class Study:
     return 0
 
 
-def check_names(folders: Sequence[pathlib.Path]) -> None:
+def check_folder_names(folders: Sequence[pathlib.Path]) -> None:
   """Raise UserError if two run folders have the same name, for a study that stores numbers by this name."""
   known: dict[str, pathlib.Path] = {}
   for folder in folders:
