@@ -171,7 +171,7 @@ def step_parts(options: argparse.Namespace) -> Iterator[Part]:
   """Yield a part for each width: the times of train steps, and their speed relative to a matrix product."""
   models = [model for model in MODELS if runs_pallas() or not model.endswith(':pallas')]
   for width, batch in options.cases:
-    choose('width', str(width), {str(known): known for known in step.HEADS})
+    choose('width', str(width), {str(known): known for known in step.HEADS['memo']})
     title = f'Train step, width {width}, {STEP_DTYPE}'
     yield Part(title, len(models), functools.partial(steps, models, width, batch, options.rounds))
 

@@ -57,7 +57,9 @@ class Trainer:
     return self.state.step
 
 
-def make_trainer(model: str, width: int, depth: int, heads: int, hidden: int, batch: int, **keys: Any) -> Trainer:
+def make_trainer(
+  model: str, width: int, depth: int, heads: int, hidden: int, batch: int, recipe: str = 'memo', **keys: Any
+) -> Trainer:
   """Return a model of these sizes with its train step, compiled on random images of CIFAR's shape.
 
   Args:
@@ -67,9 +69,10 @@ def make_trainer(model: str, width: int, depth: int, heads: int, hidden: int, ba
     heads: heads of stage 1.
     hidden: hidden units or centers of stage 2.
     batch: images in a step.
+    recipe: name of the recipe, which sets all other options.
     **keys: further keys of the config's model part, such as dtype. `image_size` is the images' side.
   """
-  config = resolve(make_config(f'model={model},recipe=memo', {'name': 'cifar10'})).unlock()
+  config = resolve(make_config(f'model={model},recipe={recipe}', {'name': 'cifar10'})).unlock()
   image_size = keys.pop('image_size', 32)
   config.model.update(width=width, depth=depth, heads=heads, **keys)
   for size in ('hidden', 'centers'):

@@ -1,8 +1,12 @@
 """Train steps of HyperBF against ViT with equal parameters, and against the machine's matrix products.
 
 python -m benchmarks.step                                         # widths 192 and 768, float32
+python -m benchmarks.step --recipe laptop --cases 64x256,192x128 --models hyperbf,vit-gelu
 python -m benchmarks.step --models hyperbf,vit,hyperbf+mlp --dtype bfloat16 --cases 768x1024
-python -m benchmarks.step --models hyperbf:pallas,hyperbf         # NAME:IMPLEMENTATION of stage 2; pallas is for TPUs
+python -m benchmarks.step --models hyperbf:pallas,hyperbf
+
+A model is a name of a config, and after it may follow -ACTIVATION of the MLP in a ViT, or :IMPLEMENTATION of stage 2.
+The implementation pallas is for TPUs.
 """
 
 import statistics
@@ -17,7 +21,7 @@ from benchmarks.models import Trainer, make_trainer
 from hbf.models.build import DTYPES
 from hbf.training.machine import keep_freed_memory
 
-HEADS = {64: 4, 192: 3, 384: 6, 768: 4}  # 768 as in recipe memo
+HEADS = {'memo': {64: 4, 192: 3, 384: 6, 768: 4}, 'laptop': {64: 8, 192: 8}}  # heads of stage 1 by recipe and width
 DEPTH = 4
 # Side of the square product that gives the machine's rate. On an accelerator it is large, because a small product
 # ends before the next one is dispatched.
@@ -28,6 +32,7 @@ def main() -> None:
   """Print a row for every case and model."""
   flags = parser(__doc__)
   flags.add_argument('--models', default='hyperbf,vit', help='ratios are to the last')
+  flags.add_argument('--recipe', default='memo', choices=HEADS, help='sets the options of the models')
   flags.add_argument('--cases', default='192x128,768x32', help='WIDTHxBATCH, …')
   flags.add_argument('--dtype', default='float32', choices=DTYPES)
   options = flags.parse_args()
@@ -35,24 +40,30 @@ def main() -> None:
   rows = []
   for case in options.cases.split(','):
     width, batch = map(int, case.split('x'))
-    programs = compile_all(options.models.split(','), width, batch, options.dtype)
+    programs = compile_all(options.models.split(','), width, batch, options.dtype, options.recipe)
     trainers = {name: program.result() for name, program in programs.items()}
     rows += measure(trainers, width, batch, options.dtype, options.rounds)
-  report('step', f'Train step, {DEPTH} blocks, 32×32 images, patch 4, {options.dtype}', rows, options.out)
+  title = f'Train step, recipe {options.recipe}, {DEPTH} blocks, 32×32 images, patch 4, {options.dtype}'
+  report('step', title, rows, options.out)
 
 
-def compile_all(models: Sequence[str], width: int, batch: int, dtype: str) -> dict[str, futures.Future[Trainer]]:
+def compile_all(
+  models: Sequence[str], width: int, batch: int, dtype: str, recipe: str = 'memo'
+) -> dict[str, futures.Future[Trainer]]:
   """Return `make` of each model. The programs compile at the same time, because a GPU's compiler takes minutes."""
   with futures.ThreadPoolExecutor(THREADS) as pool:
-    return {model: pool.submit(make, model, width, batch, dtype) for model in models}
+    return {model: pool.submit(make, model, width, batch, dtype, recipe) for model in models}
 
 
-def make(model: str, width: int, batch: int, dtype: str) -> Trainer:
-  """Return a model of this width in training. 'hyperbf:pallas' is HyperBF with Pallas in stage 2."""
-  name, _, form = model.partition(':')
-  keys = {'stage2': {'implementation': form}} if form else {}
+def make(model: str, width: int, batch: int, dtype: str, recipe: str) -> Trainer:
+  """Return a model of this width in training. It may be 'vit-ACTIVATION' or 'hyperbf:IMPLEMENTATION'."""
+  model, _, implementation = model.partition(':')
+  name, _, activation = model.partition('-')
+  stage2 = {'implementation': implementation, 'activation': activation}
+  keys = {key: value for key, value in stage2.items() if value}
   hidden = 2 * width if width == 768 else 4 * width  # 768 as in recipe memo
-  return make_trainer(name, width, DEPTH, HEADS[width], hidden, batch, dtype=dtype, **keys)
+  heads = HEADS[recipe][width]
+  return make_trainer(name, width, DEPTH, heads, hidden, batch, recipe, dtype=dtype, stage2=keys)
 
 
 def measure(trainers: Mapping[str, Trainer], width: int, batch: int, dtype: str, rounds: int) -> list[dict[str, Any]]:
