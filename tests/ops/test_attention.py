@@ -1,6 +1,7 @@
 """Tests of attention: the shapes that cuDNN takes, the choice of cuDNN, and the normalized Gaussian as attention."""
 
 import functools
+import re
 import types
 
 import jax
@@ -233,13 +234,25 @@ def test_attention_takes_the_way_of_its_platform(cudnn):
   assert choice.params['branches_platforms'] == (('cuda',), None)
 
 
-def test_float32_attention_copies_keys_and_values_on_cpus_except_for_one_query():
+@pytest.mark.parametrize(('platform', 'queries', 'copies'), [('cpu', 9, 2), ('cpu', 1, 0), ('tpu', 9, 0)])
+def test_float32_attention_copies_keys_and_values_on_cpus_except_for_one_query(platform, queries, copies):
   """For one query, as in the generation of text, copies of all keys and values would cost more than the products."""
-  head = jax.ShapeDtypeStruct((2, 4, 9, 16), jnp.float32)
-  choices = [e for e in jax.make_jaxpr(attention)(head, head, head).eqns if e.primitive.name == 'cond']
-  assert [choice.params['branches_platforms'] for choice in choices] == [(('cpu',), None)] * 2
-  query = jax.ShapeDtypeStruct((2, 4, 1, 16), jnp.float32)
-  assert 'cond' not in [e.primitive.name for e in jax.make_jaxpr(attention)(query, head, head).eqns]
+  query, head = (jax.ShapeDtypeStruct((2, 4, n, 16), jnp.float32) for n in (queries, 9))
+  text = jax.jit(attention).trace(query, head, head).lower(lowering_platforms=(platform,)).as_text()
+  assert text.count('optimization_barrier') == copies
+
+
+@pytest.mark.parametrize('centers', [False, True])
+def test_no_gradient_on_a_cpu_is_a_product_of_a_transposed_array(centers):
+  """A product that sums over the first axis of its first matrix takes about twice as long as other products."""
+  head = jax.ShapeDtypeStruct((2, 4, 24, 8), jnp.float32)
+
+  def total(q, k, v, t):
+    return attention(q, k, v, 0.3, t if centers else None).sum()
+
+  text = jax.jit(jax.grad(total, (0, 1, 2, 3))).lower(*[head] * 4).compile().as_text()
+  assert re.findall(r'lhs_contracting_dims={(\d)}', text).count('3') == 6
+  assert 'lhs_contracting_dims={2}' not in text
 
 
 @pytest.mark.parametrize('platform', ['cpu', 'default'])

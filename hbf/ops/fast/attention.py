@@ -79,8 +79,7 @@ def _xla_attention(
   full_precision: bool,
 ) -> jax.Array:
   """Compute `attention` with all logits in memory."""
-  dtype = values.dtype
-  multiply = products if full_precision else functools.partial(einsum, '...nd,...ad->...na')
+  dtype, full_precision = values.dtype, full_precision or centers is not None
   if is_short(queries.dtype) and isinstance(scale, jax.Array):
     # A factor of 1 on the keys carries the scale's gradient. The gradient of a factor on the logits would keep all
     # logits in memory.
@@ -90,13 +89,12 @@ def _xla_attention(
   parts = [keys] if centers is None else split_dot_only(keys, keys.shape[-1] - centers.shape[-1])
   norms = None if centers is None else 0.5 * row_dots(centers, parts[0])
   if is_short(queries.dtype):  # a scaled key would be rounded, and would no longer fit its norm
-    logits = scale * (multiply(queries, keys) if norms is None else products(queries, keys) - norms.mT)
+    pairs = _products(queries, keys, full_precision)
+    logits = scale * (pairs if norms is None else pairs - norms.mT)
   else:  # one pass over the keys is cheaper than one over all logits
     scaled = jnp.concatenate([scale * z for z in parts], axis=-1)
-    if norms is None:
-      logits = multiply(queries, _stored(scaled, queries))
-    else:
-      logits = _biased_products(queries, scaled, (-scale * norms).astype(scaled.dtype))
+    bias = None if norms is None else (-scale * norms).astype(scaled.dtype)
+    logits = _logits(queries, scaled, bias, full_precision)
     values = _stored(values, queries)
   seen = joint_mask(mask, causal, *logits.shape[-2:])
   if seen is not None:
@@ -105,43 +103,78 @@ def _xla_attention(
     return jnp.einsum('...na,...av->...nv', jax.nn.softmax(logits, axis=-1).astype(dtype), values)
   weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True)))
   # The sums over the keys are divided, and not the weights, because there are fewer sums than weights.
-  outputs = jnp.einsum('...na,...av->...nv', weights, values) / weights.sum(axis=-1, keepdims=True)
+  outputs = _weighted_sums(weights, values) / weights.sum(axis=-1, keepdims=True)
   return outputs.astype(dtype)
 
 
 def _stored(z: jax.Array, queries: jax.Array) -> jax.Array:
-  """Return keys or values z. If there is more than one query, they are stored by columns on a CPU."""
+  """Return an array z, such as keys or values. If there is more than one query, z is stored by columns on a CPU."""
   # For one query, copies of all keys and values would cost more than the products.
   return z if queries.shape[-2] == 1 else by_columns(z)
 
 
-@jax.custom_jvp
-def _biased_products(
-  queries: Float[Array, '... N d'], keys: Float[Array, '... A d'], bias: Float[Array, '... A 1']
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
+def _logits(
+  queries: Float[Array, '... N d'],
+  keys: Float[Array, '... A d'],
+  bias: Float[Array, '... A 1'] | None,
+  full_precision: bool,
 ) -> Float[Array, '... N A']:
-  """Compute q·k + b for all queries q and keys k, where every key has its own bias b.
+  """Compute q·k + b for all queries q and keys k, where every key has its own bias b. If it is None, compute q·k.
 
-  The bias is one more coordinate of its key, and every query has a 1 there. So no pass over all products adds the
-  biases. The derivative is written by hand, so that the product for the gradient of the queries leaves this
-  coordinate out. On a CPU, a product with 17 columns takes up to twice as long as one with 16.
+  The bias is one more coordinate of its key, and every query has a 1 there. So no pass over all logits adds the
+  biases.
   """
-  return products(_extended(queries, 1), _stored(_extended(keys, bias), queries))
+  return _products(_with_ones(queries, bias), _stored(_extended(keys, bias), queries), full_precision)
 
 
-@_biased_products.defjvp
-def _biased_products_jvp(
-  primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
+@_logits.defjvp
+def _logits_jvp(
+  full_precision: bool, primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
 ) -> tuple[jax.Array, jax.Array]:
-  (queries, keys, _), (of_queries, of_keys, of_bias) = primals, tangents
-  from_queries = tangent_products(of_queries, _stored(keys, queries), exact=1)
+  # In these forms, no gradient is a product Aᵀ B of stored matrices A and B. It would take up to twice as long as A B
+  # on a CPU. The product for the gradient of the queries leaves the bias out, because a product with 17 columns takes
+  # up to twice as long as one with 16.
+  (queries, keys, bias), (of_queries, of_keys, of_bias) = primals, tangents
+  from_queries = _products(of_queries, _stored(keys, queries), full_precision, exact=1)
   of_extended = _stored(_extended(of_keys, of_bias), queries)
-  from_keys = tangent_products(_extended(queries, 1), of_extended, exact=0)
-  return _biased_products(*primals), from_keys + from_queries
+  from_keys = _products(_stored(_with_ones(queries, bias), queries), of_extended, full_precision, exact=0)
+  return _logits(*primals, full_precision), from_keys + from_queries
 
 
-def _extended(z: jax.Array, coordinate: jax.Array | float) -> jax.Array:
-  """Append one coordinate to the rows of z [..., d]: an array [..., 1], or one number for all rows."""
+def _products(a: jax.Array, b: jax.Array, full_precision: bool, exact: Literal[0, 1] | None = None) -> jax.Array:
+  """Compute a bᵀ at the default precision, at full precision, or as `tangent_products` if `exact` is given."""
+  if not full_precision:
+    return einsum('...nd,...ad->...na', a, b)
+  return products(a, b) if exact is None else tangent_products(a, b, exact=exact)
+
+
+def _with_ones(queries: jax.Array, bias: jax.Array | None) -> jax.Array:
+  """Append a coordinate of 1 to the queries, if keys have a bias."""
+  return _extended(queries, None if bias is None else 1)
+
+
+def _extended(z: jax.Array, coordinate: jax.Array | float | None) -> jax.Array:
+  """Append a coordinate to the rows of z [..., d]: an array [..., 1], one number for all rows, or nothing (None)."""
+  if coordinate is None:
+    return z
   return jnp.concatenate([z, jnp.broadcast_to(jnp.asarray(coordinate, z.dtype), (*z.shape[:-1], 1))], axis=-1)
+
+
+@jax.custom_jvp
+def _weighted_sums(weights: Float[Array, '... N A'], values: Float[Array, '... A V']) -> Float[Array, '... N V']:
+  """Compute the sums of the values with the weights of each query."""
+  return jnp.einsum('...na,...av->...nv', weights, values)
+
+
+@_weighted_sums.defjvp
+def _weighted_sums_jvp(
+  primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+  (weights, values), (of_weights, of_values) = primals, tangents
+  # The gradient reads the derivatives of the sums by columns, which is faster (see `_logits_jvp`).
+  from_values = _stored(_weighted_sums(weights, of_values), weights)
+  return _weighted_sums(*primals), _weighted_sums(of_weights, values) + from_values
 
 
 def fused_attention(
