@@ -41,7 +41,7 @@ class Mean(NamedTuple):
 
   def text(self, digits: int) -> str:
     """Return the mean with its sign, then ± and `half`. Both numbers have `digits` digits after the point."""
-    return f'{self.mean:+.{digits}f} ± {self.half:.{digits}f}'.replace('-', '−')
+    return f'{self.mean:+.{digits}f} ± {self.half:.{digits}f}'.replace('-', '−').replace('inf', '∞')
 
 
 class Effect(NamedTuple):

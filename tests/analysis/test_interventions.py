@@ -71,7 +71,9 @@ def test_silencing_each_unit_equals_running_the_network_again(any_run, images, l
 def test_a_mean_has_its_interval():
   mean = interventions.Mean.of(np.array([1.0, 3.0, 5.0, 7.0]))
   assert mean == pytest.approx((4.0, 1.96 * np.sqrt(20 / 3) / 2))
-  assert interventions.Mean.of(np.array([1.0])).half == np.inf
+  single = interventions.Mean.of(np.array([1.0]))
+  assert single.half == np.inf
+  assert single.text(2) == '+1.00 ± ∞'
 
 
 def same(one, other):

@@ -172,6 +172,14 @@ def test_two_runs_stand_beside_each_other(finished, page):
   assert 'class="beside"' in render('two', '', made)
 
 
+def test_numbers_that_json_lacks_are_null():
+  """A single image has no interval. Strict readers of JSON refuse a file with Infinity or NaN in it."""
+  silenced = [{'loss': {'mean': 1.0, 'half': np.inf}}]
+  found = numbers([Section('interventions', 'Title', [], {'silenced': silenced})])
+  assert found['interventions'] == {'silenced': [{'loss': {'mean': 1.0, 'half': None}}]}
+  json.dumps(found, allow_nan=False)
+
+
 def test_other_images_are_brought_to_the_runs_shape(finished, tmp_path):
   run = TrainedRun.of(finished[0])
   for i in range(3):

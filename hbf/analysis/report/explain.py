@@ -1,5 +1,6 @@
 """The sections of the page that `hbf explain` writes for a run on images."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -131,4 +132,14 @@ def numbers(sections: Sequence[Section]) -> dict[str, Any]:
 
   The result also has the keys 'device' and 'commit': the device and the commit of the library that computed them.
   """
-  return {section.name: dict(section.numbers) for section in sections} | {'device': device_name(), 'commit': commit()}
+  found = {section.name: _finite(section.numbers) for section in sections}
+  return found | {'device': device_name(), 'commit': commit()}
+
+
+def _finite(value: Any) -> Any:
+  """Return a value with None in place of infinite numbers and NaN, which JSON does not have."""
+  if isinstance(value, Mapping):
+    return {key: _finite(of) for key, of in value.items()}
+  if isinstance(value, list | tuple):
+    return [_finite(of) for of in value]
+  return None if isinstance(value, float) and not math.isfinite(value) else value
