@@ -116,11 +116,15 @@ def learn(run: ImageRun) -> Known:
   greatest AUROC between held-out images and made-up outliers.
 
   Raises:
-    UserError: the run holds out no images.
+    UserError: the run holds out no images, or reads fewer than two training images of a class.
   """
   if not run.restored.config.data.validation:
     raise UserError(f'{run.workdir} holds out no images of train: give a run with data.validation above 0')
   images, labels = run.read('train', TRAINING)
+  for name, count in zip(run.classes, np.bincount(labels, minlength=len(run.classes)), strict=True):
+    if count < 2:  # one image has no covariance
+      read = f'{len(images)} training images of {run.workdir}'
+      raise UserError(f'{count} of {read} are of class {name}: expected two or more of every class')
   tokens = outlier_tokens.fit(run, images[: outlier_tokens.IMAGES])
   features = outlier_tokens.features(run, images)
   shared, own = (ClassGaussians.fit(features, labels, one_covariance) for one_covariance in (True, False))
@@ -178,7 +182,7 @@ def measure(run: ImageRun, outside: Mapping[str, np.ndarray]) -> dict[str, Any]:
     outside: images of other data sets by name, uint8 [m, height, width, channels].
 
   Raises:
-    UserError: the run holds out no images.
+    UserError: as in `learn`.
   """
   known = learn(run)
   inside = all_scores(run, known, run.read('test', MOST).images)

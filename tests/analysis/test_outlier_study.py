@@ -95,6 +95,12 @@ def test_a_run_that_holds_out_no_images_is_refused(made):
     outlier_study.learn(made(**{'data.validation': 0}))
 
 
+def test_a_class_with_too_few_training_images_is_refused(made, small, monkeypatch):
+  monkeypatch.setattr(outlier_study, 'TRAINING', 12)
+  with pytest.raises(UserError, match=r'^[01] of 12 training images of .* are of class .: expected two or more'):
+    outlier_study.learn(made(**{'data.validation': 0.1}))
+
+
 def test_classes_can_be_left_out(run, small):
   everything, nine = (load_ood_images(run, ['digits'], without)['digits'] for without in ({}, {'digits': ['3', '8']}))
   assert len(everything) == len(nine) == 40 and not np.array_equal(everything, nine)
