@@ -70,9 +70,11 @@ STUDIES = {
   'optimization': optimization,
   'corruptions': corruptions,
 }
+_STEP = ('model', 'width', 'batch', 'parameters', 'images/s', 'time / vit-gelu', 'of matmul rate', 'temporary MB')
 _PARTS = ('part', 'forward, ms', 'backward, ms', 'share, %', 'estimate, ms', 'time / estimate')
 BENCHMARKS = {
-  'step': ('model', 'width', 'batch', 'parameters', 'images/s', 'time / vit', 'of matmul rate', 'temporary MB'),
+  'step': _STEP,
+  'step-laptop': _STEP,
   'peers': ('width', 'batch', 'model', 'images/s', 'time / HyperBF'),
   'parts': _PARTS,
   'parts-vit': _PARTS,
