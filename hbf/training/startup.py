@@ -25,7 +25,7 @@ from hbf.training.experiment import Experiment, Plan, prepare
 from hbf.training.lengthen import lengthen
 from hbf.training.machine import device_name
 from hbf.training.pictures import Histograms, make_histograms, training_images, wants_pictures
-from hbf.training.programs import jit_steps, make_init
+from hbf.training.programs import compile_quickly, jit_steps, make_init
 from hbf.training.sharding import batch_sharding, state_sharding, with_sharding
 from hbf.training.state import TrainState, former_state
 from hbf.training.stopwatch import Stopwatch
@@ -179,7 +179,7 @@ def initialization(experiment: Experiment, first: Batch) -> tuple[TrainState, Ca
   shapes = with_sharding(jax.eval_shape(init, *arguments), mesh)
 
   def initialize() -> TrainState:
-    compiled = jax.jit(init, out_shardings=state_sharding(mesh, shapes)).lower(*arguments).compile()
+    compiled = compile_quickly(jax.jit(init, out_shardings=state_sharding(mesh, shapes)).lower(*arguments))
     processes.barrier(mesh)
     return compiled(*arguments)
 

@@ -13,6 +13,7 @@ from hbf.data.pipeline.inputs import Batch, Resident
 from hbf.evaluation.unit_health import correlations, doubled, unit_health
 from hbf.models.build import unrolled
 from hbf.training.experiment import Experiment
+from hbf.training.programs import compile_quickly
 from hbf.training.sharding import replicated
 
 EXAMPLES = 32  # the first examples of the first batch, always the same
@@ -51,7 +52,7 @@ def make_unit_report(experiment: Experiment, params: Any, stack: Batch) -> UnitR
     lowered = jax.jit(shares, out_shardings=replicated(experiment.mesh)).lower(params, resident, stack)
     if not lowered.out_info:
       return None
-    program = lowered.compile()
+    program = compile_quickly(lowered)
 
   def report(params: Any) -> dict[str, dict[str, float]]:
     return jax.tree.map(float, jax.device_get(program(params, resident, stack)))
