@@ -93,8 +93,8 @@ def _xla_attention(
     logits = scale * (pairs if norms is None else pairs - norms.mT)
   else:  # one pass over the keys is cheaper than one over all logits
     scaled = jnp.concatenate([scale * z for z in parts], axis=-1)
-    bias = None if norms is None else (-scale * norms).astype(scaled.dtype)
-    logits = _logits(queries, scaled, bias, full_precision)
+    logits = _pair_products(queries, scaled, full_precision)
+    logits = logits if norms is None else logits - (scale * norms).mT
     values = _stored(values, queries)
   seen = joint_mask(mask, causal, *logits.shape[-2:])
   if seen is not None:
@@ -113,33 +113,24 @@ def _stored(z: jax.Array, queries: jax.Array) -> jax.Array:
   return z if queries.shape[-2] == 1 else by_columns(z)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
-def _logits(
-  queries: Float[Array, '... N d'],
-  keys: Float[Array, '... A d'],
-  bias: Float[Array, '... A 1'] | None,
-  full_precision: bool,
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _pair_products(
+  queries: Float[Array, '... N d'], keys: Float[Array, '... A d'], full_precision: bool
 ) -> Float[Array, '... N A']:
-  """Compute q·k + b for all queries q and keys k, where every key has its own bias b. If it is None, compute q·k.
-
-  The bias is one more coordinate of its key, and every query has a 1 there. So no pass over all logits adds the
-  biases.
-  """
-  return _products(_with_ones(queries, bias), _stored(_extended(keys, bias), queries), full_precision)
+  """Compute q·k for all queries q and keys k."""
+  return _products(queries, _stored(keys, queries), full_precision)
 
 
-@_logits.defjvp
-def _logits_jvp(
-  full_precision: bool, primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
+@_pair_products.defjvp
+def _pair_products_jvp(
+  full_precision: bool, primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
   # In these forms, no gradient is a product Aᵀ B of stored matrices A and B. It would take up to twice as long as A B
-  # on a CPU. The product for the gradient of the queries leaves the bias out, because a product with 17 columns takes
-  # up to twice as long as one with 16.
-  (queries, keys, bias), (of_queries, of_keys, of_bias) = primals, tangents
+  # on a CPU.
+  (queries, keys), (of_queries, of_keys) = primals, tangents
   from_queries = _products(of_queries, _stored(keys, queries), full_precision, exact=1)
-  of_extended = _stored(_extended(of_keys, of_bias), queries)
-  from_keys = _products(_stored(_with_ones(queries, bias), queries), of_extended, full_precision, exact=0)
-  return _logits(*primals, full_precision), from_keys + from_queries
+  from_keys = _products(_stored(queries, queries), _stored(of_keys, queries), full_precision, exact=0)
+  return _pair_products(*primals, full_precision), from_keys + from_queries
 
 
 def _products(a: jax.Array, b: jax.Array, full_precision: bool, exact: Literal[0, 1] | None = None) -> jax.Array:
@@ -147,18 +138,6 @@ def _products(a: jax.Array, b: jax.Array, full_precision: bool, exact: Literal[0
   if not full_precision:
     return einsum('...nd,...ad->...na', a, b)
   return products(a, b) if exact is None else tangent_products(a, b, exact=exact)
-
-
-def _with_ones(queries: jax.Array, bias: jax.Array | None) -> jax.Array:
-  """Append a coordinate of 1 to the queries, if keys have a bias."""
-  return _extended(queries, None if bias is None else 1)
-
-
-def _extended(z: jax.Array, coordinate: jax.Array | float | None) -> jax.Array:
-  """Append a coordinate to the rows of z [..., d]: an array [..., 1], one number for all rows, or nothing (None)."""
-  if coordinate is None:
-    return z
-  return jnp.concatenate([z, jnp.broadcast_to(jnp.asarray(coordinate, z.dtype), (*z.shape[:-1], 1))], axis=-1)
 
 
 @jax.custom_jvp
@@ -172,7 +151,7 @@ def _weighted_sums_jvp(
   primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
   (weights, values), (of_weights, of_values) = primals, tangents
-  # The gradient reads the derivatives of the sums by columns, which is faster (see `_logits_jvp`).
+  # The gradient reads the derivatives of the sums by columns, which is faster (see `_pair_products_jvp`).
   from_values = _stored(_weighted_sums(weights, of_values), weights)
   return _weighted_sums(*primals), _weighted_sums(of_weights, values) + from_values
 
