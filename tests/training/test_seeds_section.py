@@ -91,6 +91,16 @@ def test_a_section_with_other_images_is_left_out(made):
   assert isinstance(found.parts[-1], Paragraph) and 'interventions' in found.parts[-1].text
 
 
+def test_a_mean_that_overflowed_is_nan_in_the_table(made):
+  effect = {'loss': {'mean': None, 'half': None}}  # explain.json has null in place of NaN and infinity
+  stored = page_of(90.0) | {'interventions': {'images': 60, 'controls': {'all moved, draw 1': effect}}}
+  (other,) = read_seed_runs(made(0), [str(made(1, stored))], False)
+  found = section([SeedRun(made(2), page_of(91.0)), other])
+  (table,) = found.parts
+  (row,) = [row for row in table.rows if row[0] == 'change of the loss, all moved']
+  assert row[-2:] == ['0.200', 'nan']
+
+
 def test_only_explained_runs_of_other_seeds_are_read(made):
   own, good = made(0), made(1, page_of(90.0))
   assert [run.seed for run in read_seed_runs(own, [str(good)], False)] == [1]

@@ -1,5 +1,6 @@
 """Section on several seeds of one network: means and spreads of the numbers of their pages."""
 
+import math
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -61,8 +62,17 @@ def read_seed_runs(workdir: pathlib.Path, others: Sequence[str], average: bool) 
     wanted = 'average' if average else 'parameters'
     if (evaluated := numbers['run'].get('evaluated')) != wanted:
       raise UserError(f'the page of {folder} is about the {evaluated}, and this one about the {wanted}: explain both')
-    found.append(SeedRun(folder, numbers))
+    found.append(SeedRun(folder, _with_nan(numbers)))
   return found
+
+
+def _with_nan(value: Any) -> Any:
+  """Return a value of explain.json with NaN in place of None: the file has null for a number that is not finite."""
+  if isinstance(value, dict):
+    return {key: _with_nan(of) for key, of in value.items()}
+  if isinstance(value, list):
+    return [_with_nan(of) for of in value]
+  return math.nan if value is None else value
 
 
 def _without_seed(workdir: pathlib.Path) -> dict[str, Any]:
