@@ -9,6 +9,7 @@ from typing import Any
 from absl import flags
 
 from hbf import cli
+from hbf.arguments import expand
 from hbf.errors import UserError
 
 WORKDIR = cli.define_path('workdir', 'Folder of the run; the page is written there.', required=True)
@@ -39,6 +40,8 @@ def main(argv: Sequence[str]) -> int:
   from hbf.analysis.report.text_page import explain_text
   from hbf.analysis.texts import TextRun
   from hbf.analysis.trained_run import TrainedRun
+  from hbf.training.edits_file import warn_of_edits
+  from hbf.training.learned import warn_of_learned
   from hbf.training.mirror import local_copy
   from hbf.training.workdir import load_config, replace_text, write_json
 
@@ -48,7 +51,9 @@ def main(argv: Sequence[str]) -> int:
   against, folder = None, local_copy(WORKDIR.value)
   if SEED_RUN.value and AGAINST.value:
     raise UserError('--seed_run and --against make different pages: leave one of them out')
-  others = seeds.read_seed_runs(folder, SEED_RUN.value, AVERAGE.value)
+  others = seeds.read_seed_runs(folder, [*map(expand, SEED_RUN.value)], AVERAGE.value)
+  warn_of_edits(folder, applied=False, instead='`hbf eval --edits` measures them')
+  warn_of_learned(folder)
   if load_config(folder).task == 'next_token':
     if AGAINST.value or OOD.value:
       raise UserError('--against and --ood are for runs on images: leave them out for a run on texts')

@@ -108,10 +108,10 @@ def edits_if_any(workdir: pathlib.Path, step: int, average: bool) -> Edits | Non
   return edits
 
 
-def warn_of_edits(workdir: pathlib.Path, applied: bool) -> None:
-  """Warn if a run has edits, unless `applied` says that the command applies them."""
+def warn_of_edits(workdir: pathlib.Path, applied: bool, instead: str = '--edits applies them') -> None:
+  """Warn if a run has edits, unless `applied` says that the command applies them. `instead` says what does."""
   if not applied and (workdir / FILE).exists():
-    warn(f'{workdir} has edits, which are left out: --edits applies them')
+    warn(f'{workdir} has edits, which are left out: {instead}')
 
 
 def to_rows(edits: Edits) -> list[tuple[str, ...]]:

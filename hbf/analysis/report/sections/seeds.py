@@ -50,7 +50,7 @@ def read_seed_runs(workdir: pathlib.Path, others: Sequence[str], average: bool) 
   """
   found, config = [], _without_seed(workdir)
   seeds = {load_config(workdir).seed: workdir}
-  for folder in (pathlib.Path(other).expanduser() for other in others):
+  for folder in map(pathlib.Path, others):
     if _without_seed(folder) != config:
       raise UserError(f'{folder} differs from {workdir} in more than its seed: give runs with the same config')
     if (seed := load_config(folder).seed) in seeds:
