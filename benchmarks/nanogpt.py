@@ -41,7 +41,7 @@ STEPS = 20  # steps of a round
 
 def our_steps(name: str, tokens: np.ndarray) -> common.Thunk:
   """Return a function that takes `STEPS` train steps of a model with recipe characters."""
-  config = make_text_config(f'model={name}', {'name': 'random'})
+  config = resolve(make_text_config(f'model={name}', {'name': 'random'}))
   if name == 'vit':
     config.model.stage2.activation = 'gelu'
   task = make_task(config, Texts('random', CHARACTERS, {'train': tokens, 'test': tokens}))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import hbf.ops.fast.choice
-from benchmarks import accelerator, correctness, parts, step
+from benchmarks import accelerator, correctness, nanogpt, parts, step
 from benchmarks import input as input_benchmark
 from benchmarks.accelerator import Part
 from hbf.config import recipes as configs
@@ -235,3 +235,9 @@ def test_times_and_bytes_are_added_up_for_each_part():
   assert (head['forward, ms'], head['backward, ms'], head['share, %']) == (2, 6, 80)
   assert head['estimate, ms'] == pytest.approx(5)  # 5 operations at 1,000 a second take longer than 40 bytes
   assert (whole['backward, ms'], whole['share, %'], whole['GB moved']) == (6, 100, 45e-9)
+
+
+def test_a_round_beside_nanogpt_takes_whole_steps():
+  tokens = np.random.default_rng(0).integers(0, 65, 20_000).astype(np.uint8)
+  take = nanogpt.our_steps('hyperbf', tokens)
+  assert [int(take()), int(take())] == [nanogpt.STEPS, 2 * nanogpt.STEPS]
