@@ -22,9 +22,13 @@ Thunk = Callable[[], Any]
 THREADS = 8  # threads that compile
 
 
+class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+  """Help with default values, and with the lines of the description as they are."""
+
+
 def parser(description: str | None) -> argparse.ArgumentParser:
   """Return a parser with the flags that every benchmark has."""
-  flags = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+  flags = argparse.ArgumentParser(description=description, formatter_class=_Help)
   flags.add_argument('--rounds', type=int, default=10, help='number of timings of each program')
   flags.add_argument('--out', type=pathlib.Path, help='JSON file; default runs/benchmarks/NAME.json')
   return flags
