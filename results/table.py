@@ -1,9 +1,14 @@
 """Print the tables of README.md and docs/ from the logs in this folder: python -m results.table."""
 
+import collections
 import json
+import math
 import pathlib
 import statistics
 from typing import Any
+
+import numpy as np
+from scipy import stats
 
 from benchmarks.common import format_report
 from benchmarks.hardware import rows as hardware
@@ -18,6 +23,7 @@ from hbf.analysis.report.few_shot_report import tables as few_shot
 from hbf.analysis.report.memory_report import table as memories
 from hbf.analysis.report.optimization_report import tables as optimization
 from hbf.analysis.report.outlier_report import table as outliers
+from hbf.analysis.report.seeds import student_half
 from hbf.analysis.report.starts_report import table as starts
 from hbf.analysis.report.text_edit_report import table as text_edits
 from hbf.analysis.token_order import table as mixing
@@ -39,6 +45,7 @@ COMPARISONS = (
   'claim-h100',
   'claim-blocks',
   'claim-all',
+  'claim-linear',
   'claim-cifar100',
   'laptop',
   'rivals',
@@ -51,6 +58,8 @@ COMPARISONS = (
   'text-long',
   'text-masked',
 )
+# Comparisons of HyperBF with the ViT with SwiGLU. The two runs of a seed have the same data, recipe and operations.
+PAIRED = ('claim-three-seeds', 'claim-h100', 'claim-blocks', 'claim-all', 'claim-linear', 'claim-cifar100')
 RATES = ('rates', 'rivals-rates', 'laptop-rates', 'laptop-rates-6', 'text-rates', 'text-trials')
 SEARCHES = ('search', 'search-patch8', 'search-width256')
 TUNED = ('claim-tune', 'text-muon-tune', 'rivals-muon-tune', 'rivals-blocks-tune')
@@ -98,6 +107,33 @@ def comparison(name: str) -> str:
   """Return the table of a comparison."""
   folder = ROOT / name
   return markdown(read_rows(Grid.load(folder), folder)).strip()
+
+
+def pairs() -> str:
+  """Return the accuracies of each pair of runs in PAIRED, and the mean difference on each data set.
+
+  The half length of the 95% interval of a mean is √(a² + b²). Here a is for the test images, which all pairs of a
+  data set share, and b is Student's, over the pairs. The images add to b too, so the interval is a bit too long.
+  """
+  header, lines = ('data', 'comparison', 'seed', 'hyperbf', 'vit-swiglu', 'difference', '95% interval'), []
+  outcomes = collections.defaultdict(list)  # of each pair of a data set, for the two models and n images, [2, n]
+  for name in PAIRED:
+    grid, runs = Grid.load(ROOT / name), open_runs(ROOT / name)
+    for seed in grid.seeds:
+      pair = np.array([arm.kind.example_scores(runs.predictions(arm.run_name(seed))) for arm in grid.arms])
+      first, other = pair.mean(axis=1)
+      group = grid.arms[0].group
+      outcomes[group].append(pair)
+      lines.append((group, name, str(seed), f'{first:.2f}', f'{other:.2f}', f'{first - other:+.2f}', ''))
+  for group, found in outcomes.items():
+    first, other = np.mean(found, axis=(0, 2))
+    ahead = np.array(found)[:, 0] - np.array(found)[:, 1]
+    images = float(stats.norm.ppf(0.975)) * ahead.mean(axis=0).std(ddof=1) / math.sqrt(ahead.shape[1])
+    half, mean = math.hypot(images, student_half(ahead.mean(axis=1))), first - other
+    interval = f'{mean - half:+.2f} … {mean + half:+.2f}'
+    means = (f'{first:.2f}', f'{other:.2f}', f'{mean:+.2f}', interval)
+    lines.append((f'**{group}, mean**', f'all {len(found)}', '', *means))
+  return table(header, lines)
 
 
 def rates(name: str) -> str:
@@ -281,7 +317,7 @@ def _change(config: dict[str, Any], base: dict[str, Any]) -> tuple[str, str]:
 
 def main() -> None:
   """Print all tables."""
-  parts = [comparison(name) for name in COMPARISONS]
+  parts = [*map(comparison, COMPARISONS), pairs()]
   parts += [*map(rates, RATES), *map(search, SEARCHES), *map(tuned, TUNED), trials('search-stage2')]
   parts += [report(json.loads((ROOT / name / f'{name}.json').read_text())) for name, report in STUDIES.items()]
   for name, report in (('outliers', outliers), ('attacks', attacks)):
