@@ -122,9 +122,9 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
   stages = {name: (make_stage1(name, options.heads, options.width), EVALUATION) for name in EXACT_STAGES}
   for context in (EVALUATION, Context(causal=True)):
     suffix = ', causal' if context.causal else ''
-    for name, rank in (('elu', 0), ('gaussian', d), ('gaussian', 4 * d)):
-      module = LinearAttention(options.heads, name, rank, normalizer='sum')
-      stages[f'{name}, m = {rank or d}{suffix}'] = module, context
+    for name, features in (('elu', d), ('gaussian', d), ('gaussian', 4 * d)):
+      module = LinearAttention(options.heads, name, features, normalizer='sum')
+      stages[f'{name}, m = {features}{suffix}'] = module, context
   for series, stage in stages.items():
     for length in options.lengths:
       yield Case(series, 'tokens', length, *forward(*stage, (1, length, options.width)))

@@ -68,6 +68,7 @@ CLAIM_SPACE = (
   'vit-swiglu: model.stage1.relative_positions=gaussian|adaptive',
 )
 ADAPTIVE = 'model.stage1.relative_positions=adaptive'
+PLACELESS = 'model.stage1.relative_positions=none'
 # Options of a stage 2 whose kernels are balls with a soft edge. Each center has coefficients that are linear in the
 # token.
 LINEAR_BALLS = (
@@ -103,6 +104,10 @@ CONTROLS = {
   'gated-softmax': 'gated_softmax+none',
   'hyperbf-fixed': f'hyperbf {LINEAR_BALLS}',
   'hyperbf-gaussian': f'hyperbf {ADAPTIVE}',
+  'hyperbf-placeless': f'hyperbf {LINEAR_BALLS} {PLACELESS}',
+  'vit-placeless': f'vit model.stage2.activation=swiglu {PLACELESS}',
+  # Rotary positions need heads of a multiple of four dimensions.
+  'vit-rotary': 'vit model.stage2.activation=swiglu model.heads=4 model.stage1.relative_positions=rotary',
 }
 # The best options of HyperBF and of the ViT with SwiGLU in the search of 'claim-tune' (docs/research/claim.md).
 BEST_OF_CLAIM = ('--config.optimizer.learning_rate=9e-3', '--config.optimizer.weight_decay=0.06')
