@@ -36,10 +36,12 @@ def main() -> None:
   flags.add_argument('--cases', default='192x128,768x32', help='WIDTHxBATCH, …')
   flags.add_argument('--dtype', default='float32', choices=DTYPES)
   options = flags.parse_args()
+  cases, known = [[*map(int, case.split('x'))] for case in options.cases.split(',')], HEADS[options.recipe]
+  if unknown := [width for width, _ in cases if width not in known]:
+    flags.error(f'--cases: width {unknown[0]} with recipe {options.recipe}: use one of {", ".join(map(str, known))}')
   keep_freed_memory()
   rows = []
-  for case in options.cases.split(','):
-    width, batch = map(int, case.split('x'))
+  for width, batch in cases:
     programs = compile_all(options.models.split(','), width, batch, options.dtype, options.recipe)
     trainers = {name: program.result() for name, program in programs.items()}
     rows += measure(trainers, width, batch, options.dtype, options.rounds)

@@ -1,7 +1,10 @@
-"""Tests of the accelerator benchmark in toy size on a CPU, and of its messages about failures."""
+"""Tests of the benchmarks in small sizes, and of the messages of the accelerator benchmark about failures."""
 
 import argparse
 import json
+import shlex
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -241,3 +244,30 @@ def test_a_round_beside_nanogpt_takes_whole_steps():
   tokens = np.random.default_rng(0).integers(0, 65, 20_000).astype(np.uint8)
   take = nanogpt.our_steps('hyperbf', tokens)
   assert [int(take()), int(take())] == [nanogpt.STEPS, 2 * nanogpt.STEPS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'command',
+  [
+    'augmentation --config configs/cifar10.py:recipe=small --transforms= --mix= --rounds 1',
+    'bound --rounds 1',
+    'chaos --kills 1 --layouts "one process"',
+    'compile --models vit --configs digits --rounds 1',
+    'coverage --times 2',
+    'generation --models hyperbf --count 8 --rounds 1',
+    'growth --parts stage1,stage2 --models vit --lengths 16,32 --units 16,32 --tokens 64 --width 12 --rounds 1',
+    'input --data digits --seconds 1 --rounds 1',
+    'linear --lengths 64,128,256 --features 4,8,16 --width 16 --heads 2 --rounds 1',
+    'operator --tokens 256 --centers 128 --rounds 1',
+    'parts --config digits --image_size 8 --rounds 1',
+    'step --models vit --cases 64x4 --rounds 1',
+  ],
+)
+def test_a_benchmark_runs_in_a_small_size(command, tmp_path):
+  name, *flags = shlex.split(command)
+  command = [sys.executable, '-m', f'benchmarks.{name}', *flags, f'--out={tmp_path / "measured.json"}']
+  done = subprocess.run(command, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr
+  measured = [json.loads(path.read_text()) for path in tmp_path.iterdir()]
+  assert measured and all(one['rows'] for one in measured)
