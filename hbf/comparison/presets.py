@@ -105,6 +105,7 @@ CONTROLS = {
   'hyperbf-fixed': f'hyperbf {LINEAR_BALLS}',
   'hyperbf-gaussian': f'hyperbf {ADAPTIVE}',
   'hyperbf-placeless': f'hyperbf {LINEAR_BALLS} {PLACELESS}',
+  'places': f'places+hyperbf {LINEAR_BALLS}',
   'vit-placeless': f'vit model.stage2.activation=swiglu {PLACELESS}',
   # Rotary positions need heads of a multiple of four dimensions.
   'vit-rotary': 'vit model.stage2.activation=swiglu model.heads=4 model.stage1.relative_positions=rotary',

@@ -49,6 +49,7 @@ RULES = (
   Rule('memory_coefficients', decay=True, tensor=0, matrices=1),
   Rule('(attention_)?qkv/kernel', decay=True, tensor=1, matrices=3),  # [width, 3 · units]
   Rule('qk/kernel', decay=True, tensor=1, matrices=2),
+  Rule('v/kernel', decay=True, tensor=1, matrices=1),  # [width, units]
   Rule('(in|hidden)/kernel', decay=True, tensor=1, matrices=BESIDE_OUT),  # [width, units]
   Rule('out/kernel', decay=True, tensor=0, matrices=1),  # [units, width]
   Rule('kernel|embedding/embedding', decay=True, matrices=1),  # a tied embedding is the head's kernel too

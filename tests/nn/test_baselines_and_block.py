@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 import itertools
 import math
@@ -25,6 +26,7 @@ from hbf.training.sharding import AXES
 
 B, N, D = 2, 5, 8
 TRAIN = Context(train=True)
+PLACED = Context(positions=jnp.asarray(np.mgrid[:3, :3].reshape(2, -1).T, jnp.float32))  # nine tokens
 
 
 def make_tokens(seed=0):
@@ -225,7 +227,8 @@ def test_every_registered_stage_keeps_the_shape_of_the_tokens(stage, name, dtype
   module = make_stage(stage, name)(dtype=jnp.dtype(dtype))
   for shape in ((B, 9, D), (1, 1, D)):
     tokens = jax.ShapeDtypeStruct(shape, dtype)
-    out, variables = jax.eval_shape(module.init_with_output, jax.random.key(0), tokens)
+    context = (Context(positions=PLACED.positions[: shape[1]]),) if stage == 1 else ()
+    out, variables = jax.eval_shape(module.init_with_output, jax.random.key(0), tokens, *context)
     assert (out.shape, out.dtype) == (shape, jnp.dtype(dtype))
     assert {z.dtype for z in jax.tree.leaves(variables)} <= {jnp.dtype('float32')}
 
@@ -235,8 +238,8 @@ def test_any_stage_1_goes_with_any_stage_2(first, second):
   model = f'{first}+{second}'
   stages = make_stages(model, 2, *stage_options(model, 16))
   block, tokens = Block(*stages, dropout=0.0), jnp.asarray(np.random.default_rng(0).normal(size=(B, 9, D)), 'f')
-  params = random_params(block, tokens)
-  out = apply(block, params, tokens)
+  params = random_params(block, tokens, PLACED)
+  out = apply(block, params, tokens, PLACED)
   assert out.shape == (B, 9, D) and np.all(np.isfinite(out))
   assert not np.allclose(out, tokens)
   assert {name for name in params if 'norm' in name} == {'norm_stage1'} | ({'norm_stage2'} if stages[1] else set())
@@ -313,12 +316,12 @@ def make_stage1_block(name):
   """Return a block with this stage 1, its parameters, and nine tokens."""
   block = Block(make_stage(1, name), None, 0.0)
   tokens = jnp.asarray(np.random.default_rng(0).normal(size=(B, 9, D)), 'f')
-  return block, {'params': random_params(block, tokens)}, tokens
+  return block, {'params': random_params(block, tokens, PLACED)}, tokens
 
 
 def test_what_stages_honor():
   expected = {
-    **dict.fromkeys(('hyperbf', 'gated_hyperbf', 'gated_softmax', 'softmax', 'identity'), 'any'),
+    **dict.fromkeys(('hyperbf', 'places', 'gated_hyperbf', 'gated_softmax', 'softmax', 'identity'), 'any'),
     **dict.fromkeys(('linear', 'gmlp', 'token_mlp'), 'keys'),
     'pooling': 'none',
   }
@@ -334,7 +337,8 @@ def test_a_stage_honors_a_mask_or_its_block_refuses_it(name, of_each):
   block, params, tokens = make_stage1_block(name)
   hidden = jnp.arange(9) >= 6
   apart = jnp.broadcast_to(~hidden, (B, 9, 9)) | jnp.eye(9, dtype=bool)
-  context = Context(mask=apart if of_each else jnp.broadcast_to(~hidden, (B, 1, 9)))
+  mask = apart if of_each else jnp.broadcast_to(~hidden, (B, 1, 9))
+  context = dataclasses.replace(PLACED, mask=mask)
   refused = {
     'none': 'ignores masks, and the context has one',
     'keys': r'\[B, 1, N\], and this mask has shape \[2, 9, 9\]',
@@ -381,7 +385,8 @@ def test_a_block_refuses_tokens_of_one_example_without_its_axis():
 def test_a_causal_stage_shows_no_token_a_later_one_or_its_block_refuses(name, masked):
   """If a token changes, earlier outputs stay bit for bit. Later ones change if tokens see all earlier ones."""
   block, params, tokens = make_stage1_block(name)
-  context = Context(causal=True, mask=jnp.ones((B, 1, 9), bool) if masked else None)
+  mask = jnp.ones((B, 1, 9), bool) if masked else None
+  context = dataclasses.replace(PLACED, causal=True, mask=mask)
   if name not in CAUSAL:
     with pytest.raises(UserError, match='mixes a token with later tokens'):
       block.apply(params, tokens, context)

@@ -1,0 +1,67 @@
+"""Stage 1 over the places of tokens alone. No contents are compared, so there are no queries and keys."""
+
+from typing import Annotated, Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from hbf.errors import UserError
+from hbf.nn.cache import update_cache
+from hbf.nn.checked import CheckedModule
+from hbf.nn.context import EVALUATION, Context
+from hbf.nn.projections import mask_and_causality, project_out, project_qkv
+from hbf.nn.relative_positions import relative_coordinates
+from hbf.nn.traits import StageTraits
+from hbf.ops.basis import RadialBasis
+from hbf.ops.hyperbf import hyperbf
+from hbf.options import whole
+
+
+class HyperBFPlaces(CheckedModule):
+  """Stage 1 as a HyperBF over places: y = Σ K v / Σ K in every head, with K = exp(−‖(p_q − p_k − o)/s‖²/2).
+
+  This is `HyperBFAttention` with relative positions 'gaussian' and without the distance of contents. p_q and p_k are
+  the positions of a query and a key, which the context must have. Every head learns an offset o and a scale s, which
+  start as `hbf.nn.relative_positions.relative_coordinates` says. A token without a position, such as a class token,
+  has distance 0 to all tokens. The values v are computed from the tokens.
+
+  The weights K / Σ K are the same for all examples. N tokens cost 4D² + 2ND operations each, and 8N²H for an example,
+  where images have C = 4 coordinates.
+
+  Attributes:
+    heads: H, a divisor of the tokens' width D.
+    dtype: type of the matrix products. Parameters are float32.
+  """
+
+  heads: Annotated[int, whole(1)]
+  dtype: Any = jnp.float32
+  traits: ClassVar[StageTraits] = StageTraits(masks='any', causal=True, decodes=True)
+
+  @nn.compact
+  def __call__(self, tokens: Float[Array, 'B N D'], context: Context = EVALUATION) -> Float[Array, 'B N D']:
+    """Map tokens [B, N, D] to [B, N, D].
+
+    Raises:
+      UserError: the context has no positions, or D is not divisible by the number of heads.
+    """
+    if context.positions is None:
+      raise UserError('stage 1 places needs the positions of the tokens: give a Context with positions')
+    (v,) = project_qkv(tokens, self.heads, self.dtype, parts='v')
+    v = update_cache(self, 'values', v.swapaxes(1, 2), context, 2)
+    count = tokens.shape[1]
+    without_contents = jnp.zeros((1, self.heads, count, 0), self.dtype)
+    x, t = relative_coordinates(self, 'gaussian', without_contents, context)
+    basis = RadialBasis('gaussian', 1.0, dot_only_dims=x.shape[-1])
+    mask, causal = mask_and_causality(context, count)
+    if mask is not None:
+      return project_out(hyperbf(x, t, v, basis, mask=mask, causal=causal).swapaxes(1, 2), self.dtype)
+    sums = hyperbf(x, t, _as_columns(v), basis, causal=causal)
+    return project_out(sums.reshape(*sums.shape[:2], len(v), -1).transpose(2, 1, 0, 3), self.dtype)
+
+
+def _as_columns(v: Float[Array, 'B H N d']) -> Float[Array, 'H N E']:
+  """Return the values of all examples beside each other: one matrix [N, B d] for each head."""
+  of_head: jax.Array = v.transpose(1, 2, 0, 3)
+  return of_head.reshape(*of_head.shape[:2], -1)

@@ -1,0 +1,55 @@
+"""Stage 1 over places alone: its formula in float64, and HyperBF attention without contents as a reference."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from nn.drawn import random_params
+
+from hbf.errors import UserError
+from hbf.nn.block import Block
+from hbf.nn.context import Context
+from hbf.nn.hyperbf import HyperBFAttention
+from hbf.nn.places import HyperBFPlaces
+
+B, D, HEADS = 2, 12, 3
+STAGE = HyperBFPlaces(HEADS)
+GRID = np.mgrid[:3, :4].reshape(2, -1).T.astype(np.float32)
+
+
+def make(positions=GRID):
+  """Return random parameters, tokens [B, N, D] and a context with the positions."""
+  context = Context(positions=jnp.asarray(positions))
+  tokens = jax.random.normal(jax.random.key(0), (B, len(positions), D))
+  return random_params(STAGE, tokens, context), tokens, context
+
+
+def test_the_stage_is_its_formula():
+  params, tokens, context = make()
+  x, p = np.asarray(tokens, np.float64), jax.tree.map(lambda z: np.asarray(z, np.float64), params)
+  values = (x @ p['v']['kernel']).reshape(B, -1, HEADS, D // HEADS)
+  apart = GRID[:, None].astype(np.float64) - GRID - p['position_offset'][:, :, None]  # [H, N, N, 2]
+  k = np.exp(-(apart**2).sum(-1) / (2 * np.exp(2 * p['position_log_sigma'])))
+  mixed = np.einsum('hnm,bmhd->bnhd', k / k.sum(-1, keepdims=True), values).reshape(x.shape)
+  expected = mixed @ p['out']['kernel'] + p['out']['bias']
+  np.testing.assert_allclose(STAGE.apply({'params': params}, tokens, context), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('masked', [False, True])
+@pytest.mark.parametrize('causal', [False, True])
+def test_it_is_attention_without_contents(causal, masked):
+  """The reference has queries and keys of 0. The first token has no position, like a class token."""
+  params, tokens, context = make(np.concatenate([np.full((1, 2), np.nan), GRID]).astype('f'))
+  keys = jnp.arange(tokens.shape[1]) != 2
+  mask = jnp.broadcast_to(keys, (B, 1, keys.size)) if masked else None
+  context = Context(positions=context.positions, causal=causal, mask=mask)
+  contents = jnp.zeros((D, 2 * D))
+  same = {name: params[name] for name in ('out', 'position_offset', 'position_log_sigma')}
+  same |= {'log_sigma': jnp.zeros((HEADS, 1, 1)), 'qkv': {'kernel': jnp.hstack([contents, params['v']['kernel']])}}
+  reference = HyperBFAttention(HEADS, relative_positions='gaussian').apply({'params': same}, tokens, context)
+  np.testing.assert_allclose(STAGE.apply({'params': params}, tokens, context), reference, rtol=1e-5, atol=1e-6)
+
+
+def test_tokens_without_positions_are_refused():
+  with pytest.raises(UserError, match='stage 1 places needs the positions of the tokens'):
+    Block(STAGE).init(jax.random.key(0), jnp.ones((1, 4, D)))
