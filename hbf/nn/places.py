@@ -1,4 +1,4 @@
-"""Stage 1 over the places of tokens alone. No contents are compared, so there are no queries and keys."""
+"""Stage 1 over the positions of tokens alone. No contents are compared, so there are no queries and keys."""
 
 from typing import Annotated, Any, ClassVar
 
@@ -20,15 +20,15 @@ from hbf.options import whole
 
 
 class HyperBFPlaces(CheckedModule):
-  """Stage 1 as a HyperBF over places: y = Σ K v / Σ K in every head, with K = exp(−‖(p_q − p_k − o)/s‖²/2).
+  """Stage 1 as a HyperBF over positions: y = Σ K v / Σ K in every head, with K = exp(−‖(p_q − p_k − o)/s‖²/2).
 
   This is `HyperBFAttention` with relative positions 'gaussian' and without the distance of contents. p_q and p_k are
   the positions of a query and a key, which the context must have. Every head learns an offset o and a scale s, which
   start as `hbf.nn.relative_positions.relative_coordinates` says. A token without a position, such as a class token,
   has distance 0 to all tokens. The values v are computed from the tokens.
 
-  The weights K / Σ K are the same for all examples. N tokens cost 4D² + 2ND operations each, and 8N²H for an example,
-  where images have C = 4 coordinates.
+  The weights K / Σ K are the same for all examples. Each of N tokens costs 4D² + 2ND operations. The weights cost
+  2CN²H operations for all examples together, with C = 4 for images and 3 for texts.
 
   Attributes:
     heads: H, a divisor of the tokens' width D.

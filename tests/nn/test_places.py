@@ -1,4 +1,4 @@
-"""Stage 1 over places alone: its formula in float64, and HyperBF attention without contents as a reference."""
+"""Stage 1 over positions alone: its formula in float64, and HyperBF attention without contents as a reference."""
 
 import jax
 import jax.numpy as jnp
