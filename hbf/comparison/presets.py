@@ -68,7 +68,7 @@ CLAIM_SPACE = (
   'vit-swiglu: model.stage1.relative_positions=gaussian|adaptive',
 )
 ADAPTIVE = 'model.stage1.relative_positions=adaptive'
-PLACELESS = 'model.stage1.relative_positions=none'
+ABSOLUTE = 'model.stage1.relative_positions=none'
 # Options of a stage 2 whose kernels are balls with a soft edge. Each center has coefficients that are linear in the
 # token.
 LINEAR_BALLS = (
@@ -104,9 +104,9 @@ CONTROLS = {
   'gated-softmax': 'gated_softmax+none',
   'hyperbf-fixed': f'hyperbf {LINEAR_BALLS}',
   'hyperbf-gaussian': f'hyperbf {ADAPTIVE}',
-  'hyperbf-placeless': f'hyperbf {LINEAR_BALLS} {PLACELESS}',
-  'places': f'places+hyperbf {LINEAR_BALLS}',
-  'vit-placeless': f'vit model.stage2.activation=swiglu {PLACELESS}',
+  'hyperbf-absolute': f'hyperbf {LINEAR_BALLS} {ABSOLUTE}',
+  'positional': f'positional+hyperbf {LINEAR_BALLS}',
+  'vit-absolute': f'vit model.stage2.activation=swiglu {ABSOLUTE}',
   # Rotary positions need heads of a multiple of four dimensions.
   'vit-rotary': 'vit model.stage2.activation=swiglu model.heads=4 model.stage1.relative_positions=rotary',
 }

@@ -85,6 +85,13 @@ def _name_loggers(log: dict[str, Any]) -> None:
   log.setdefault('to', 'tensorboard' if log.pop('tensorboard', False) else '')
 
 
+def _name_stage(model: dict[str, Any]) -> None:
+  """Rename stage 1 'places' to 'positional'."""
+  first, plus, second = model['name'].partition('+')
+  if plus and first == 'places':
+    model['name'] = f'positional+{second}'
+
+
 _SIGMA = {'widths': 'sigma_per', 'width_scale': 'sigma_scale'}
 _POSITIONS = {'places': 'relative_positions'}
 
@@ -214,6 +221,8 @@ CHANGES = (
   ),
   # To version 18. Runs on images have these options already.
   Change(added={'data': {'input': 'auto', 'resident_bytes': 2_000_000_000, 'cache': ''}}),
+  # To version 19.
+  Change(rewritten={'model': _name_stage}),
 )
 VERSION = len(CHANGES)
 

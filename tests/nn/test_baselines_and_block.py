@@ -321,7 +321,7 @@ def make_stage1_block(name):
 
 def test_what_stages_honor():
   expected = {
-    **dict.fromkeys(('hyperbf', 'places', 'gated_hyperbf', 'gated_softmax', 'softmax', 'identity'), 'any'),
+    **dict.fromkeys(('hyperbf', 'positional', 'gated_hyperbf', 'gated_softmax', 'softmax', 'identity'), 'any'),
     **dict.fromkeys(('linear', 'gmlp', 'token_mlp'), 'keys'),
     'pooling': 'none',
   }

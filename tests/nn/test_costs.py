@@ -30,7 +30,7 @@ CASES = {
   ),
   'amlp': ('gmlp', 1, {'attention': TINY}, GMLP + 6 * D * TINY + 4 * N * TINY + 2 * TINY * HIDDEN, 0.0),
   'token_mlp': ('mixer', 1, {'hidden': HIDDEN}, 4 * HIDDEN * D, 0.0),
-  'places': ('places+none', 1, {}, 4 * D**2 + 2 * N * D + 2 * 4 * N * H / B, 0.0),
+  'positional': ('positional+none', 1, {}, 4 * D**2 + 2 * N * D + 2 * 4 * N * H / B, 0.0),
   'pooling': ('pooling', 1, {}, 0, 0.0),
   'identity': ('identity', 1, {}, 0, 0.0),
   'mlp': ('vit', 2, {}, 4 * HIDDEN * D, 0.0),
@@ -58,4 +58,4 @@ def test_every_model_has_its_stages_costs_tested():
   """The costs of linear attention are tested in test_linear_attention.py."""
   tested = {stage_names(model)[stage - 1] for model, stage, *_ in CASES.values()}
   of_models = {name for pair in MODELS.values() for name in pair}
-  assert tested | {'linear', 'none'} == of_models | {'places'}  # no model has a name for stage places
+  assert tested | {'linear', 'none'} == of_models | {'positional'}  # no model has a name for stage positional

@@ -131,6 +131,14 @@ def test_balls_of_before_have_an_absolute_radius():
   assert found == {'kernel': 'ball_gelu', 'radius': 'absolute', 'coefficients': 'constant'}
 
 
+@pytest.mark.parametrize(
+  ('before', 'after'),
+  [('places+mlp', 'positional+mlp'), ('hyperbf', 'hyperbf'), ('softmax+hyperbf', 'softmax+hyperbf')],
+)
+def test_stage_places_became_positional(before, after):
+  assert current({'version': 18, 'model': {'name': before}})['model'] == {'name': after}
+
+
 def test_a_config_of_today_is_left_as_it_is():
   config = resolve(cifar10.get_config()).to_dict()
   assert current(stamp(config)) == config

@@ -10,10 +10,10 @@ from hbf.errors import UserError
 from hbf.nn.block import Block
 from hbf.nn.context import Context
 from hbf.nn.hyperbf import HyperBFAttention
-from hbf.nn.places import HyperBFPlaces
+from hbf.nn.positional import PositionalHyperBF
 
 B, D, HEADS = 2, 12, 3
-STAGE = HyperBFPlaces(HEADS)
+STAGE = PositionalHyperBF(HEADS)
 GRID = np.mgrid[:3, :4].reshape(2, -1).T.astype(np.float32)
 
 
@@ -51,5 +51,5 @@ def test_it_is_attention_without_contents(causal, masked):
 
 
 def test_tokens_without_positions_are_refused():
-  with pytest.raises(UserError, match='stage 1 places needs the positions of the tokens'):
+  with pytest.raises(UserError, match='stage 1 positional needs the positions of the tokens'):
     Block(STAGE).init(jax.random.key(0), jnp.ones((1, 4, D)))

@@ -19,7 +19,7 @@ from hbf.ops.hyperbf import hyperbf
 from hbf.options import whole
 
 
-class HyperBFPlaces(CheckedModule):
+class PositionalHyperBF(CheckedModule):
   """Stage 1 as a HyperBF over positions: y = Σ K v / Σ K in every head, with K = exp(−‖(p_q − p_k − o)/s‖²/2).
 
   This is `HyperBFAttention` with relative positions 'gaussian' and without the distance of contents. p_q and p_k are
@@ -47,7 +47,7 @@ class HyperBFPlaces(CheckedModule):
       UserError: the context has no positions, or D is not divisible by the number of heads.
     """
     if context.positions is None:
-      raise UserError('stage 1 places needs the positions of the tokens: give a Context with positions')
+      raise UserError('stage 1 positional needs the positions of the tokens: give a Context with positions')
     (v,) = project_qkv(tokens, self.heads, self.dtype, parts='v')
     v = update_cache(self, 'values', v.swapaxes(1, 2), context, 2)
     count = tokens.shape[1]
