@@ -32,6 +32,7 @@ if TYPE_CHECKING:
   from hbf.nn.gated import GatedHyperBF as GatedHyperBF
   from hbf.nn.hyperbf import HyperBFAttention as HyperBFAttention
   from hbf.nn.hyperbf import HyperBFCenters as HyperBFCenters
+  from hbf.nn.positional import PositionalHyperBF as PositionalHyperBF
   from hbf.nn.trunk import Trunk as Trunk
   from hbf.ops.api import BALL_KERNELS as BALL_KERNELS
   from hbf.ops.api import KERNELS as KERNELS
@@ -52,6 +53,7 @@ _PUBLIC = {
   'Context': ('hbf.nn.context', 'Context'),
   'HyperBFAttention': ('hbf.nn.hyperbf', 'HyperBFAttention'),
   'HyperBFCenters': ('hbf.nn.hyperbf', 'HyperBFCenters'),
+  'PositionalHyperBF': ('hbf.nn.positional', 'PositionalHyperBF'),
   'GatedHyperBF': ('hbf.nn.gated', 'GatedHyperBF'),
   'SoftmaxAttention': ('hbf.nn.baselines.softmax', 'SoftmaxAttention'),
   'MLP': ('hbf.nn.baselines.mlp', 'MLP'),

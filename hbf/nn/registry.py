@@ -38,6 +38,7 @@ STAGE2: dict[str, type[nn.Module] | None] = {'hyperbf': HyperBFCenters, 'mlp': M
 # The stages of named models. Any other pair is named STAGE1+STAGE2, such as softmax+hyperbf.
 MODELS = {
   'hyperbf': ('hyperbf', 'hyperbf'),
+  'positional': ('positional', 'hyperbf'),
   'unified': ('hyperbf', 'none'),
   'gated': ('gated_hyperbf', 'none'),
   'vit': ('softmax', 'mlp'),

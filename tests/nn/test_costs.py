@@ -58,4 +58,4 @@ def test_every_model_has_its_stages_costs_tested():
   """The costs of linear attention are tested in test_linear_attention.py."""
   tested = {stage_names(model)[stage - 1] for model, stage, *_ in CASES.values()}
   of_models = {name for pair in MODELS.values() for name in pair}
-  assert tested | {'linear', 'none'} == of_models | {'positional'}  # no model has a name for stage positional
+  assert tested | {'linear', 'none'} == of_models
