@@ -1,6 +1,7 @@
 """Training speed beside other libraries, in images a second.
 
-python -m benchmarks.peers          # needs pip install torch timm vit-pytorch
+python -m benchmarks.peers                             # needs pip install torch timm vit-pytorch
+python -m benchmarks.peers --width 64 192 --patch 2    # 256 tokens instead of 64
 
 All models take whole training steps (forward, cross-entropy, backward, AdamW) in float32 on the same images, in one
 process and in turn. The rivals are plain ViTs of the same sizes (timm, vit-pytorch, and one of Flax's own layers) and
@@ -39,7 +40,7 @@ try:
 except ImportError:
   sys.exit('error: this benchmark needs other libraries: pip install torch timm vit-pytorch')
 
-IMAGE, PATCH = 32, 4
+IMAGE = 32
 RATE, DECAY = 1e-4, 0.01  # of recipe memo
 # Options of the authors' form, which also has a bias in the output of stage 2.
 AUTHORS_STAGE1 = {'metric': 'bilinear', 'sigma_per': 'layer'}
@@ -47,13 +48,17 @@ AUTHORS_STAGE2 = {'metric': 'bilinear', 'sigma_per': 'center', 'normalization': 
 
 
 class Size(NamedTuple):
-  """Sizes of a model and of its batch. `hidden` is the number of centers, or of an MLP's hidden units."""
+  """Sizes of a model, of its batch and of its patches.
+
+  `hidden` is the number of centers, or of an MLP's hidden units. `patch` is the side of a patch.
+  """
 
   width: int
   depth: int
   heads: int
   hidden: int
   batch: int
+  patch: int = 4
 
 
 SIZES = {64: Size(64, 4, 4, 4 * 64, 256), 192: Size(192, 4, 3, 4 * 192, 128), 768: Size(768, 4, 4, 2 * 768, 32)}
@@ -82,7 +87,7 @@ class FlaxViT(flax.linen.Module):
   @flax.linen.compact
   def __call__(self, images: jax.Array) -> jax.Array:
     """Return the logits [B, classes] of images [B, height, width, 3]."""
-    patches = flax.linen.Conv(self.size.width, (PATCH, PATCH), strides=PATCH)(images)
+    patches = flax.linen.Conv(self.size.width, (self.size.patch, self.size.patch), strides=self.size.patch)(images)
     tokens = patches.reshape(len(images), -1, self.size.width)
     tokens += self.param('positions', flax.linen.initializers.normal(0.02), tokens.shape[1:])
     for _ in range(self.size.depth):
@@ -102,7 +107,7 @@ def our_step(model: str, size: Size, **stages: dict[str, Any]) -> common.Thunk:
   The step normalizes the images but does not augment them.
   """
   config = resolve(make_config(f'model={model},recipe=memo', {'name': 'cifar10', 'transforms': ()}))
-  config.model.update(width=size.width, depth=size.depth, heads=size.heads, patch=PATCH)
+  config.model.update(width=size.width, depth=size.depth, heads=size.heads, patch=size.patch)
   config.model.stage2['centers' if 'centers' in config.model.stage2 else 'hidden'] = size.hidden
   config.model.update(stages)
   return compile_trainer(config, IMAGE, size.batch)
@@ -154,7 +159,7 @@ def timm_vit(size: Size) -> Any:
   """Return timm's ViT, with the mean of the tokens for the head."""
   return timm.models.vision_transformer.VisionTransformer(
     img_size=IMAGE,
-    patch_size=PATCH,
+    patch_size=size.patch,
     num_classes=CLASSES,
     embed_dim=size.width,
     depth=size.depth,
@@ -170,7 +175,7 @@ def lucidrains_vit(size: Size) -> Any:
   """Return vit-pytorch's ViT, with the mean of the tokens for the head."""
   return vit_pytorch.ViT(
     image_size=IMAGE,
-    patch_size=PATCH,
+    patch_size=size.patch,
     num_classes=CLASSES,
     dim=size.width,
     depth=size.depth,
@@ -183,7 +188,7 @@ def lucidrains_vit(size: Size) -> Any:
 
 def authors(size: Size) -> Any:
   """Return the authors' network."""
-  return Authors(size.width, size.depth, size.heads, size.hidden, IMAGE, PATCH, CLASSES)
+  return Authors(size.width, size.depth, size.heads, size.hidden, IMAGE, size.patch, CLASSES)
 
 
 OURS = 'ours, HyperBF'
@@ -193,6 +198,7 @@ STEPS: dict[str, Callable[[Size], common.Thunk]] = {
   'authors (PyTorch)': lambda size: torch_step(authors(size), size),
   "Flax's layers, ViT": flax_step,
   'ours, ViT': lambda size: our_step('vit', size),
+  'ours, positional': lambda size: our_step('positional', size),
   "ours, authors' form": lambda size: our_step('hyperbf', size, stage1=AUTHORS_STAGE1, stage2=AUTHORS_STAGE2),
   OURS: lambda size: our_step('hyperbf', size),
 }
@@ -218,11 +224,14 @@ def main() -> None:
   """Print a row for every width and model."""
   flags = common.parser(__doc__.splitlines()[0])
   flags.add_argument('--width', type=int, choices=SIZES, nargs='+', default=list(SIZES), help='widths of the models')
+  flags.add_argument('--patch', type=int, default=4, choices=(2, 4, 8, 16), help='side of a patch')
   arguments = flags.parse_args()
   keep_freed_memory()
-  rows = [row for width in arguments.width for row in measure(SIZES[width], arguments.rounds)]
+  sizes = [SIZES[width]._replace(patch=arguments.patch) for width in arguments.width]
+  rows = [row for size in sizes for row in measure(size, arguments.rounds)]
   libraries = f'PyTorch {torch.__version__}, timm {timm.__version__}'
-  common.report('peers', f'Training steps, float32, {libraries}: median (quartiles)', rows, arguments.out)
+  title = f'Training steps, patch {arguments.patch}, float32, {libraries}: median (quartiles)'
+  common.report('peers', title, rows, arguments.out)
 
 
 if __name__ == '__main__':

@@ -34,6 +34,7 @@ def main() -> None:
   flags.add_argument('--models', default='hyperbf,vit', help='ratios are to the last')
   flags.add_argument('--recipe', default='memo', choices=HEADS, help='sets the options of the models')
   flags.add_argument('--cases', default='192x128,768x32', help='WIDTHxBATCH, …')
+  flags.add_argument('--patch', type=int, default=4, choices=(2, 4, 8, 16), help='side of a patch')
   flags.add_argument('--dtype', default='float32', choices=DTYPES)
   options = flags.parse_args()
   cases, known = [[*map(int, case.split('x'))] for case in options.cases.split(',')], HEADS[options.recipe]
@@ -42,22 +43,22 @@ def main() -> None:
   keep_freed_memory()
   rows = []
   for width, batch in cases:
-    programs = compile_all(options.models.split(','), width, batch, options.dtype, options.recipe)
+    programs = compile_all(options.models.split(','), width, batch, options.dtype, options.recipe, options.patch)
     trainers = {name: program.result() for name, program in programs.items()}
     rows += measure(trainers, width, batch, options.dtype, options.rounds)
-  title = f'Train step, recipe {options.recipe}, {DEPTH} blocks, 32×32 images, patch 4, {options.dtype}'
-  report('step', title, rows, options.out)
+  sizes = f'{DEPTH} blocks, 32×32 images, patch {options.patch}, {options.dtype}'
+  report('step', f'Train step, recipe {options.recipe}, {sizes}', rows, options.out)
 
 
 def compile_all(
-  models: Sequence[str], width: int, batch: int, dtype: str, recipe: str = 'memo'
+  models: Sequence[str], width: int, batch: int, dtype: str, recipe: str = 'memo', patch: int = 4
 ) -> dict[str, futures.Future[Trainer]]:
   """Return `make` of each model. The programs compile at the same time, because a GPU's compiler takes minutes."""
   with futures.ThreadPoolExecutor(THREADS) as pool:
-    return {model: pool.submit(make, model, width, batch, dtype, recipe) for model in models}
+    return {model: pool.submit(make, model, width, batch, dtype, recipe, patch) for model in models}
 
 
-def make(model: str, width: int, batch: int, dtype: str, recipe: str) -> Trainer:
+def make(model: str, width: int, batch: int, dtype: str, recipe: str, patch: int) -> Trainer:
   """Return a model of this width in training. It may be 'vit-ACTIVATION' or 'hyperbf:IMPLEMENTATION'."""
   model, _, implementation = model.partition(':')
   name, _, activation = model.partition('-')
@@ -65,7 +66,7 @@ def make(model: str, width: int, batch: int, dtype: str, recipe: str) -> Trainer
   keys = {key: value for key, value in stage2.items() if value}
   hidden = 2 * width if width == 768 else 4 * width  # 768 as in recipe memo
   heads = HEADS[recipe][width]
-  return make_trainer(name, width, DEPTH, heads, hidden, batch, recipe, dtype=dtype, stage2=keys)
+  return make_trainer(name, width, DEPTH, heads, hidden, batch, recipe, patch=patch, dtype=dtype, stage2=keys)
 
 
 def measure(trainers: Mapping[str, Trainer], width: int, batch: int, dtype: str, rounds: int) -> list[dict[str, Any]]:

@@ -261,7 +261,7 @@ def test_a_round_beside_nanogpt_takes_whole_steps():
     'linear --lengths 64,128,256 --features 4,8,16 --width 16 --heads 2 --rounds 1',
     'operator --tokens 256 --centers 128 --rounds 1',
     'parts --config digits --image_size 8 --rounds 1',
-    'step --models vit --cases 64x4 --rounds 1',
+    'step --models positional --cases 64x4 --patch 8 --rounds 1',
   ],
 )
 def test_a_benchmark_runs_in_a_small_size(command, tmp_path):
