@@ -3,7 +3,6 @@
 from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -58,10 +57,10 @@ class PositionalHyperBF(CheckedModule):
     if mask is not None:
       return project_out(hyperbf(x, t, v, basis, mask=mask, causal=causal).swapaxes(1, 2), self.dtype)
     sums = hyperbf(x, t, _as_columns(v), basis, causal=causal)
-    return project_out(sums.reshape(*sums.shape[:2], len(v), -1).transpose(2, 1, 0, 3), self.dtype)
+    return project_out(sums.reshape(*sums.shape[:2], len(v), v.shape[-1]).transpose(2, 1, 0, 3), self.dtype)
 
 
 def _as_columns(v: Float[Array, 'B H N d']) -> Float[Array, 'H N E']:
   """Return the values of all examples beside each other: one matrix [N, B d] for each head."""
-  of_head: jax.Array = v.transpose(1, 2, 0, 3)
-  return of_head.reshape(*of_head.shape[:2], -1)
+  batch, heads, count, d = v.shape
+  return v.transpose(1, 2, 0, 3).reshape(heads, count, batch * d)  # no −1, which JAX refuses for an empty batch
