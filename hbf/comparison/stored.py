@@ -12,6 +12,7 @@ from typing_extensions import override
 from hbf.comparison.runs import failure
 from hbf.errors import UserError
 from hbf.training.workdir import (
+  Predictions,
   as_config,
   check_keys,
   check_kinds,
@@ -64,8 +65,8 @@ class StoredRuns(abc.ABC):
     """Return the lines of a run's metrics.jsonl."""
 
   @abc.abstractmethod
-  def predictions(self, name: str) -> dict[str, np.ndarray] | None:
-    """Return the arrays of predictions.npz by name, [n] for n test examples. None if the run has none."""
+  def predictions(self, name: str) -> Predictions | None:
+    """Return the arrays of predictions.npz. None if the run has none."""
 
   @abc.abstractmethod
   def failure(self, name: str) -> str | None:
@@ -123,7 +124,7 @@ class RunFolders(StoredRuns):
     return read_metrics(self._folder / name)
 
   @override
-  def predictions(self, name: str) -> dict[str, np.ndarray] | None:
+  def predictions(self, name: str) -> Predictions | None:
     return read_predictions(self._folder / name)
 
   @override
@@ -176,13 +177,14 @@ class PackedRuns(StoredRuns):
     return lines
 
   @override
-  def predictions(self, name: str) -> dict[str, np.ndarray] | None:
+  def predictions(self, name: str) -> Predictions | None:
     keys = self._object(name, 'predictions')
     if keys is None or self._arrays is None:
       return None
     if missing := [key for key in keys.values() if key not in self._arrays]:
       raise damaged(self._folder / 'predictions.npz', f'it lacks {", ".join(missing)}', CURE)
-    return {part: self._arrays[key] for part, key in keys.items()}
+    arrays = {part: self._arrays[key] for part, key in keys.items()}
+    return Predictions(arrays, self._source(name, 'predictions'), CURE)
 
   @override
   def failure(self, name: str) -> str | None:

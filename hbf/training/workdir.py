@@ -510,8 +510,20 @@ def write_predictions(workdir: pathlib.Path, per_example: Mapping[str, np.ndarra
     np.savez_compressed(file, **per_example)  # type: ignore[arg-type]  # its other argument has a default
 
 
-def read_predictions(workdir: pathlib.Path) -> dict[str, np.ndarray] | None:
-  """Return the arrays of a run's predictions.npz by name, each [n]. None if the folder has no such file.
+class Predictions(dict[str, np.ndarray]):
+  """The arrays of a run's predictions by name, each [n] for n test examples. A missing name is a `UserError`."""
+
+  def __init__(self, arrays: Mapping[str, np.ndarray], source: object, cure: str):
+    """Hold the arrays. `source` is the file, and `cure` is the advice if an array is missing."""
+    super().__init__(arrays)
+    self._source, self._cure = source, cure
+
+  def __missing__(self, name: str) -> np.ndarray:
+    raise damaged(self._source, f'it lacks the array {name}', self._cure)
+
+
+def read_predictions(workdir: pathlib.Path) -> Predictions | None:
+  """Return the arrays of a run's predictions.npz. None if the folder has no such file.
 
   Raises:
     UserError: the file cannot be read.
@@ -519,10 +531,11 @@ def read_predictions(workdir: pathlib.Path) -> dict[str, np.ndarray] | None:
   path = workdir / 'predictions.npz'
   if not path.exists():
     return None
+  cure = 'remove it; intervals over the examples are then left out'
   try:
-    return load_npz(path)
+    return Predictions(load_npz(path), path, cure)
   except ValueError as error:
-    raise damaged(path, str(error), 'remove it; intervals over the examples are then left out') from error
+    raise damaged(path, str(error), cure) from error
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:

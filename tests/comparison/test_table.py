@@ -8,7 +8,9 @@ import pytest
 
 from hbf.comparison.compare import report
 from hbf.comparison.grid import Arm, Grid
+from hbf.comparison.pack import pack
 from hbf.comparison.table import markdown, read_rows
+from hbf.errors import UserError
 from hbf.training.workdir import write_json, write_predictions
 
 EXAMPLES = 200
@@ -103,6 +105,19 @@ def test_runs_on_other_images_are_not_compared(finish, tmp_path):
   finish_again = grid_of('vit', 'gone', 'hyperbf')
   write_predictions(tmp_path / grid.arms[2].run_name(0), {'labels': np.arange(EXAMPLES) % 10, 'predictions': labels})
   assert [row.difference is None for row in read_rows(finish_again, tmp_path)] == [True, False, True]
+
+
+@pytest.mark.parametrize('packed', [False, True])
+def test_predictions_without_an_array_are_refused_by_name(finish, tmp_path, packed):
+  grid = grid_of('vit', 'hyperbf')
+  for arm, seed in grid.runs():
+    finish(arm, seed)
+  write_predictions(tmp_path / grid.arms[1].run_name(1), {'labels': np.arange(EXAMPLES) % 10})
+  if packed:
+    grid.save(tmp_path)
+    pack(tmp_path, tmp_path / 'packed')
+  with pytest.raises(UserError, match=f'{grid.arms[1].run_name(1)}.* is damaged .it lacks the array predictions'):
+    read_rows(grid, tmp_path / 'packed' if packed else tmp_path)
 
 
 def test_the_report_of_held_out_images_has_the_last_figures_of_finished_runs(finish, tmp_path, capsys):
