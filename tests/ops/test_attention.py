@@ -17,7 +17,6 @@ from hbf.models.build import abstract_params, build_model
 from hbf.nn.baselines.softmax import SoftmaxAttention
 from hbf.nn.context import Context
 from hbf.nn.hyperbf import HyperBFAttention
-from hbf.ops.fast import attention as fast_attention
 from hbf.ops.fast.attention import attention, cudnn_applies, fused_attention, padded_attention, short_parts
 
 
@@ -280,29 +279,6 @@ def test_each_platforms_form_is_attention(platform, causal, masked, centered, mo
   with jax.enable_x64(True):
     expected = value_and_gradients(definition, *(jnp.asarray(z, jnp.float64) for z in arrays))
   assert_near(value_and_gradients(form, *arrays), expected, 1e-5)
-
-
-@pytest.mark.parametrize('causal', [False, True])
-@pytest.mark.parametrize('centered', [False, True])
-def test_the_weights_of_a_few_heads_at_a_time_are_those_of_all(causal, centered, monkeypatch):
-  """Four of six heads fit in the cache of this test. The gradient for the scale sums over all heads."""
-  arrays = [*make((9, 7, 7), (6, 6, 5)), jnp.full((3, 1, 1), 0.7)]
-
-  def whole(q, k, v, scale):
-    return attention(q, k, v, scale, centers=k if centered else None, causal=causal, full_precision=True)
-
-  expected = value_and_gradients(whole, *arrays)
-  monkeypatch.setattr(fast_attention, '_CACHED', 4 * 9 * 7)
-  monkeypatch.setattr(fast_attention, '_MUCH', 1)
-  assert 'scan' in str(jax.make_jaxpr(lambda *z: whole(*z))(*arrays))
-  assert_near(value_and_gradients(lambda *z: whole(*z), *arrays), expected, 1e-5)
-
-
-def test_weights_that_do_not_fit_in_a_cpus_cache_are_never_all_in_memory():
-  arrays = [jax.ShapeDtypeStruct((64, 8, 64, 8), jnp.float32)] * 3
-  weights = 4 * 64 * 8 * 64 * 64
-  compiled = jax.jit(jax.grad(lambda *z: attention(*z).sum(), (0, 1, 2))).lower(*arrays).compile()
-  assert compiled.memory_analysis().temp_size_in_bytes < weights
 
 
 def test_values_may_have_fewer_dimensions_than_keys():

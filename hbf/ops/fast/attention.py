@@ -5,9 +5,7 @@ show that it equals softmax attention.
 """
 
 import functools
-import math
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 import jax.export
@@ -23,9 +21,6 @@ from hbf.ops.row_major import by_columns
 # Largest number of responses of a head that are in memory at once. Beyond about a thousand tokens, it is better to
 # compute blocks of points one after another.
 _MOST_PAIRS = 2**20
-# On a CPU, this many weights of attention are computed at once. They take 512 KiB, which fit in a core's cache.
-_CACHED = 2**17
-_MUCH = 4  # if all weights are no more than this many times as many, all are computed at once
 _TILE = 8  # cuDNN takes heads of a multiple of 8 dimensions
 _EVEN = 2  # for the gradient, cuDNN takes even numbers of queries and keys
 _PARTS = 3  # a float32 number is the sum of this many bfloat16 numbers
@@ -83,7 +78,7 @@ def _xla_attention(
   causal: bool,
   full_precision: bool,
 ) -> jax.Array:
-  """Compute `attention` by XLA. On a CPU, the weights of a few heads at a time are in memory, otherwise all."""
+  """Compute `attention` with all logits in memory."""
   dtype, full_precision = values.dtype, full_precision or centers is not None
   if is_short(queries.dtype) and isinstance(scale, jax.Array):
     # A factor of 1 on the keys carries the scale's gradient. The gradient of a factor on the logits would keep all
@@ -93,73 +88,23 @@ def _xla_attention(
     keys = (factor * keys).astype(keys.dtype)
   parts = [keys] if centers is None else split_dot_only(keys, keys.shape[-1] - centers.shape[-1])
   norms = None if centers is None else 0.5 * row_dots(centers, parts[0])
-  seen = joint_mask(mask, causal, queries.shape[-2], keys.shape[-2])
   if is_short(queries.dtype):  # a scaled key would be rounded, and would no longer fit its norm
     pairs = _products(queries, keys, full_precision)
-    logits = _hidden(scale * (pairs if norms is None else pairs - norms.mT), seen)
+    logits = scale * (pairs if norms is None else pairs - norms.mT)
+  else:  # one pass over the keys is cheaper than one over all logits
+    scaled = jnp.concatenate([scale * z for z in parts], axis=-1)
+    logits = _pair_products(queries, scaled, full_precision)
+    logits = logits if norms is None else logits - (scale * norms).mT
+    values = _stored(values, queries)
+  seen = joint_mask(mask, causal, *logits.shape[-2:])
+  if seen is not None:
+    logits = jnp.where(seen, logits, jnp.finfo(logits.dtype).min)
+  if is_short(queries.dtype):
     return jnp.einsum('...na,...av->...nv', jax.nn.softmax(logits, axis=-1).astype(dtype), values)
-  # One pass over the keys is cheaper than one over all logits.
-  scaled = jnp.concatenate([scale * z for z in parts], axis=-1)
-  arrays = _Heads(queries, scaled, values, None if norms is None else scale * norms)
-  whole = functools.partial(_means, seen=seen, full_precision=full_precision)
-  heads = 0 if mask is not None else _heads_at_once(arrays)
-  if not heads:
-    return whole(arrays).astype(dtype)
-  return jax.lax.platform_dependent(arrays, cpu=functools.partial(_by_parts, whole, heads), default=whole).astype(
-    dtype
-  )
-
-
-def _hidden(logits: jax.Array, seen: jax.Array | None) -> jax.Array:
-  """Return the logits [..., N, A], with the least number for keys that a query does not see."""
-  return logits if seen is None else jnp.where(seen, logits, jnp.finfo(logits.dtype).min)
-
-
-class _Heads(NamedTuple):
-  """The arrays of attention: queries q [..., N, d], keys k [..., A, d], values v [..., A, V] and norms n [..., A, 1].
-
-  The weights are softmax(q·k − n). Without norms they are softmax(q·k).
-  """
-
-  queries: jax.Array
-  keys: jax.Array
-  values: jax.Array
-  norms: jax.Array | None
-
-
-def _means(arrays: _Heads, seen: jax.Array | None, full_precision: bool) -> jax.Array:
-  """Compute softmax(q·k − n) v, [..., N, V]. `seen` is True where a query sees a key."""
-  queries, keys, values, norms = arrays
-  logits = _pair_products(queries, keys, full_precision)
-  logits = _hidden(logits if norms is None else logits - norms.mT, seen)
   weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True)))
   # The sums over the keys are divided, and not the weights, because there are fewer sums than weights.
-  return _weighted_sums(weights, _stored(values, queries)) / weights.sum(axis=-1, keepdims=True)
-
-
-def _by_parts(means: Callable[[_Heads], jax.Array], heads: int, arrays: _Heads) -> jax.Array:
-  """Compute `means` of `heads` heads at a time. The gradient computes the weights of these heads anew.
-
-  The weights of all heads do not fit in a CPU's cache. Moving them to and from memory takes more time than computing
-  them twice.
-  """
-  flat = jax.tree.map(lambda z: z.reshape(-1, *z.shape[-2:]), arrays)
-  outputs: jax.Array = jax.lax.map(jax.checkpoint(means, prevent_cse=False), flat, batch_size=heads)
-  return outputs.reshape(*arrays.queries.shape[:-2], *outputs.shape[1:])
-
-
-def _heads_at_once(arrays: _Heads) -> int:
-  """Return the number of heads whose weights fit in a CPU's cache.
-
-  Return 0 if the weights of all heads do, or nearly, or if the heads cannot be put in one row. On a mesh of several
-  devices, such a row could not be split over the devices like the arrays.
-  """
-  leads = {z.shape[:-2] for z in arrays[:3]}
-  pairs = arrays.queries.shape[-2] * arrays.keys.shape[-2]
-  symbolic = any(map(jax.export.is_symbolic_dim, (pairs, *arrays.queries.shape[:-2])))
-  if len(leads) > 1 or symbolic or jax.sharding.get_abstract_mesh().size > 1:
-    return 0
-  return max(1, _CACHED // pairs) if math.prod(*leads) * pairs > _MUCH * _CACHED else 0
+  outputs = _weighted_sums(weights, values) / weights.sum(axis=-1, keepdims=True)
+  return outputs.astype(dtype)
 
 
 def _stored(z: jax.Array, queries: jax.Array) -> jax.Array:
