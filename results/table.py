@@ -43,6 +43,8 @@ COMPARISONS = (
   'claim-controls',
   'claim-tuned',
   'claim-h100',
+  'claim-positional',
+  'claim-patch2',
   'claim-blocks',
   'claim-all',
   'claim-linear',
@@ -58,8 +60,16 @@ COMPARISONS = (
   'text-long',
   'text-masked',
 )
-# Comparisons of HyperBF with the ViT with SwiGLU. The two runs of a seed have the same data, recipe and operations.
-PAIRED = ('claim-three-seeds', 'claim-h100', 'claim-blocks', 'claim-all', 'claim-linear', 'claim-cifar100')
+# Tables of pairs of runs: two models and, for each comparison, the folders of their runs. Both runs of a pair have
+# the same seed, data, recipe and operations.
+PAIRED = {
+  ('hyperbf', 'vit-swiglu'): tuple(
+    (name, name)
+    for name in ('claim-three-seeds', 'claim-h100', 'claim-blocks', 'claim-all', 'claim-linear', 'claim-cifar100')
+  ),
+  ('positional', 'vit-swiglu'): (('claim-positional', 'claim-h100'),),
+  ('positional', 'hyperbf'): (('claim-positional', 'claim-h100'),),
+}
 RATES = ('rates', 'rivals-rates', 'laptop-rates', 'laptop-rates-6', 'text-rates', 'text-trials')
 SEARCHES = ('search', 'search-patch8', 'search-width256')
 TUNED = ('claim-tune', 'text-muon-tune', 'rivals-muon-tune', 'rivals-blocks-tune')
@@ -109,22 +119,27 @@ def comparison(name: str) -> str:
   return markdown(read_rows(Grid.load(folder), folder)).strip()
 
 
-def pairs() -> str:
-  """Return the accuracies of each pair of runs in PAIRED, and the mean difference on each data set.
+def pairs(models: tuple[str, str], folders: tuple[tuple[str, str], ...]) -> str:
+  """Return the accuracies of each pair of runs, and the mean difference on each data set.
 
   The half length of the 95% interval of a mean is √(a² + b²). Here a is for the test images, which all pairs of a
   data set share, and b is Student's, over the pairs. The images add to b too, so the interval is a bit too long.
+
+  Args:
+    models: the labels of the two models.
+    folders: for each comparison, the folder of the first model's runs and that of the other's.
   """
-  header, lines = ('data', 'comparison', 'seed', 'hyperbf', 'vit-swiglu', 'difference', '95% interval'), []
+  header, lines = ('data', 'comparison', 'seed', *models, 'difference', '95% interval'), []
   outcomes = collections.defaultdict(list)  # of each pair of a data set, for the two models and n images, [2, n]
-  for name in PAIRED:
-    grid, runs = Grid.load(ROOT / name), open_runs(ROOT / name)
-    for seed in grid.seeds:
-      pair = np.array([arm.kind.example_scores(runs.predictions(arm.run_name(seed))) for arm in grid.arms])
-      first, other = pair.mean(axis=1)
-      group = grid.arms[0].group
-      outcomes[group].append(pair)
-      lines.append((group, name, str(seed), f'{first:.2f}', f'{other:.2f}', f'{first - other:+.2f}', ''))
+  for names in folders:
+    read = [_outcomes(name, model) for name, model in zip(names, models, strict=True)]
+    for (group, seed), one in read[0].items():
+      if (group, seed) in read[1]:
+        pair = np.array([one, read[1][group, seed]])
+        first, other = pair.mean(axis=1)
+        outcomes[group].append(pair)
+        name = ', '.join(dict.fromkeys(names))
+        lines.append((group, name, str(seed), f'{first:.2f}', f'{other:.2f}', f'{first - other:+.2f}', ''))
   for group, found in outcomes.items():
     first, other = np.mean(found, axis=(0, 2))
     ahead = np.array(found)[:, 0] - np.array(found)[:, 1]
@@ -134,6 +149,14 @@ def pairs() -> str:
     means = (f'{first:.2f}', f'{other:.2f}', f'{mean:+.2f}', interval)
     lines.append((f'**{group}, mean**', f'all {len(found)}', '', *means))
   return table(header, lines)
+
+
+def _outcomes(name: str, label: str) -> dict[tuple[str, int], np.ndarray]:
+  """Return the scores of the test examples for the finished runs of an arm, by data set and seed, each [n]."""
+  grid, runs = Grid.load(ROOT / name), open_runs(ROOT / name)
+  (arm,) = (arm for arm in grid.arms if arm.label == label)
+  stored = {seed: runs.predictions(arm.run_name(seed)) for seed in grid.seeds}
+  return {(arm.group, seed): arm.kind.example_scores(kept) for seed, kept in stored.items() if kept is not None}
 
 
 def rates(name: str) -> str:
@@ -317,7 +340,7 @@ def _change(config: dict[str, Any], base: dict[str, Any]) -> tuple[str, str]:
 
 def main() -> None:
   """Print all tables."""
-  parts = [*map(comparison, COMPARISONS), pairs()]
+  parts = [*map(comparison, COMPARISONS), *(pairs(*item) for item in PAIRED.items())]
   parts += [*map(rates, RATES), *map(search, SEARCHES), *map(tuned, TUNED), trials('search-stage2')]
   parts += [report(json.loads((ROOT / name / f'{name}.json').read_text())) for name, report in STUDIES.items()]
   for name, report in (('outliers', outliers), ('attacks', attacks)):
