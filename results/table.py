@@ -90,11 +90,15 @@ STUDIES = {
   'corruptions': corruptions,
 }
 _STEP = ('model', 'width', 'batch', 'parameters', 'images/s', 'time / vit-gelu', 'of matmul rate', 'temporary MB')
+_PEERS = ('width', 'batch', 'model', 'images/s', 'time / HyperBF')
 _PARTS = ('part', 'forward, ms', 'backward, ms', 'share, %', 'estimate, ms', 'time / estimate')
 BENCHMARKS = {
   'step': _STEP,
   'step-laptop': _STEP,
-  'peers': ('width', 'batch', 'model', 'images/s', 'time / HyperBF'),
+  'step-positional': _STEP,
+  'step-256': _STEP,
+  'peers': _PEERS,
+  'peers-positional': _PEERS,
   'parts': _PARTS,
   'parts-vit': _PARTS,
   'compile': (),

@@ -16,7 +16,7 @@ import json
 import pathlib
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -191,7 +191,7 @@ def _about(folder: pathlib.Path) -> dict[str, dict[str, Any]]:
 
 def _line(run: pathlib.Path, arrays: _Arrays) -> dict[str, Any]:
   """Return the parts of a run that its line in runs.jsonl holds. Add the run's predictions to `arrays`."""
-  kept = RunFolders(run.parent).predictions(run.name) or {}
+  kept: Mapping[str, np.ndarray] = RunFolders(run.parent).predictions(run.name) or {}
   parts = {
     'config': read_json(run / 'config.json', 'restore it from a copy'),
     'data': read_data(run),
