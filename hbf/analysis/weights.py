@@ -12,11 +12,14 @@ from hbf.models.classifier import ImageClassifier
 from hbf.models.language import LanguageModel
 from hbf.nn.baselines.softmax import SoftmaxAttention
 from hbf.nn.hyperbf import HyperBFAttention
+from hbf.nn.positional import PositionalHyperBF
+
+ATTENTION = (SoftmaxAttention, HyperBFAttention, PositionalHyperBF)  # stages 1 with weights, and their subclasses
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def attention_weights(model: ImageClassifier | LanguageModel, params: Any, inputs: jax.Array) -> dict[str, jax.Array]:
-  """Compute the attention weights of every head, for each block whose stage 1 is softmax, HyperBF or gated attention.
+  """Compute the attention weights of every head, for each block whose stage 1 is of a kind in `ATTENTION`.
 
   The output of a head is Σ_j w_j v_j. So with one-hot vectors in place of the values v_j, it shows the weights w_j.
   The weights of a query sum to 1. If stage 1 has a memory, the sum includes the weights of its centers, which are not
@@ -33,11 +36,12 @@ def attention_weights(model: ImageClassifier | LanguageModel, params: Any, input
   found: dict[str, jax.Array] = {}
 
   def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-    if context.method_name != '_over_tokens' or not isinstance(context.module, SoftmaxAttention | HyperBFAttention):
+    if context.method_name != '_over_tokens' or not isinstance(context.module, ATTENTION):
       return call(*args, **kwargs)
     q, k, v, *about = args
     probes = _probes(v)
-    q, k = (jnp.tile(z, (len(probes) + 1, 1, 1, 1)) for z in (q, k))
+    if q.ndim == v.ndim:  # otherwise q and k are positions, which all examples share
+      q, k = (jnp.tile(z, (len(probes) + 1, 1, 1, 1)) for z in (q, k))
     out, *outputs = call(q, k, jnp.concatenate([v, *probes]), *about).reshape(-1, *v.shape).astype(jnp.float32)
     # The output for values of 0 is the contribution of the memory. All other outputs contain it too.
     weights = jnp.concatenate([output - outputs[0] for output in outputs[1:]], axis=-1)

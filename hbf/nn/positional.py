@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from hbf.errors import UserError
 from hbf.nn.cache import update_cache
@@ -52,12 +52,23 @@ class PositionalHyperBF(CheckedModule):
     count = tokens.shape[1]
     without_contents = jnp.zeros((1, self.heads, count, 0), self.dtype)
     x, t = relative_coordinates(self, 'gaussian', without_contents, context)
-    basis = RadialBasis('gaussian', 1.0, dot_only_dims=x.shape[-1])
     mask, causal = mask_and_causality(context, count)
+    return project_out(self._over_tokens(x, t, v.swapaxes(1, 2), mask, causal), self.dtype)
+
+  def _over_tokens(
+    self,
+    x: Float[Array, 'H n C'],
+    t: Float[Array, 'H N C'],
+    values: Float[Array, 'B N H d'],
+    mask: Bool[Array, '#B #H #n #N'] | None,
+    causal: bool,
+  ) -> Float[Array, 'B n H d']:
+    """Return Σ K v / Σ K for coordinates x of queries and t of keys. Interceptors can replace the values."""
+    basis, v = RadialBasis('gaussian', 1.0, dot_only_dims=x.shape[-1]), values.swapaxes(1, 2)
     if mask is not None:
-      return project_out(hyperbf(x, t, v, basis, mask=mask, causal=causal).swapaxes(1, 2), self.dtype)
+      return hyperbf(x, t, v, basis, mask=mask, causal=causal).swapaxes(1, 2)
     sums = hyperbf(x, t, _as_columns(v), basis, causal=causal)
-    return project_out(sums.reshape(*sums.shape[:2], len(v), v.shape[-1]).transpose(2, 1, 0, 3), self.dtype)
+    return sums.reshape(*sums.shape[:2], len(v), v.shape[-1]).transpose(2, 1, 0, 3)
 
 
 def _as_columns(v: Float[Array, 'B H N d']) -> Float[Array, 'H N E']:

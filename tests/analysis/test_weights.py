@@ -31,6 +31,7 @@ def make(name, scan_layers=False, **options):
     ('hyperbf+hyperbf', {'relative_positions': 'gaussian'}),
     ('hyperbf+mlp', {'kernel': 'inverse_multiquadric', 'memory': 5}),
     ('gated', {}),
+    ('positional', {}),
   ],
 )
 def test_values_times_weights_are_what_the_heads_make(name, options):
