@@ -64,14 +64,12 @@ class PositionalHyperBF(CheckedModule):
     causal: bool,
   ) -> Float[Array, 'B n H d']:
     """Return Σ K v / Σ K for coordinates x of queries and t of keys. Interceptors can replace the values."""
-    basis, v = RadialBasis('gaussian', 1.0, dot_only_dims=x.shape[-1]), values.swapaxes(1, 2)
+    basis = RadialBasis('gaussian', 1.0, dot_only_dims=x.shape[-1])
     if mask is not None:
-      return hyperbf(x, t, v, basis, mask=mask, causal=causal).swapaxes(1, 2)
-    sums = hyperbf(x, t, _as_columns(v), basis, causal=causal)
-    return sums.reshape(*sums.shape[:2], len(v), v.shape[-1]).transpose(2, 1, 0, 3)
-
-
-def _as_columns(v: Float[Array, 'B H N d']) -> Float[Array, 'H N E']:
-  """Return the values of all examples beside each other: one matrix [N, B d] for each head."""
-  batch, heads, count, d = v.shape
-  return v.transpose(1, 2, 0, 3).reshape(heads, count, batch * d)  # no −1, which JAX refuses for an empty batch
+      return hyperbf(x, t, values.swapaxes(1, 2), basis, mask=mask, causal=causal).swapaxes(1, 2)
+    # All examples have the same weights. So their values are the columns of one matrix [N, B d] for each head. The
+    # sizes are given, because JAX refuses −1 for an empty batch.
+    batch, count, heads, d = values.shape
+    columns = values.transpose(2, 1, 0, 3).reshape(heads, count, batch * d)
+    sums = hyperbf(x, t, columns, basis, causal=causal)
+    return sums.reshape(*sums.shape[:2], batch, d).transpose(2, 1, 0, 3)

@@ -57,5 +57,4 @@ def test_the_stated_operations_are_those_of_the_products(case):
 def test_every_model_has_its_stages_costs_tested():
   """The costs of linear attention are tested in test_linear_attention.py."""
   tested = {stage_names(model)[stage - 1] for model, stage, *_ in CASES.values()}
-  of_models = {name for pair in MODELS.values() for name in pair}
-  assert tested | {'linear', 'none'} == of_models
+  assert tested | {'linear', 'none'} == {name for pair in MODELS.values() for name in pair}
