@@ -136,14 +136,13 @@ def pairs(models: tuple[str, str], folders: tuple[tuple[str, str], ...]) -> str:
   header, lines = ('data', 'comparison', 'seed', *models, 'difference', '95% interval'), []
   outcomes = collections.defaultdict(list)  # of each pair of a data set, for the two models and n images, [2, n]
   for names in folders:
-    read = [_outcomes(name, model) for name, model in zip(names, models, strict=True)]
-    for (group, seed), one in read[0].items():
-      if (group, seed) in read[1]:
-        pair = np.array([one, read[1][group, seed]])
-        first, other = pair.mean(axis=1)
-        outcomes[group].append(pair)
-        name = ', '.join(dict.fromkeys(names))
-        lines.append((group, name, str(seed), f'{first:.2f}', f'{other:.2f}', f'{first - other:+.2f}', ''))
+    ours, theirs = (_outcomes(name, model) for name, model in zip(names, models, strict=True))
+    for (group, seed), outcome in ours.items():
+      pair = np.array([outcome, theirs[group, seed]])
+      first, other = pair.mean(axis=1)
+      outcomes[group].append(pair)
+      name = ', '.join(dict.fromkeys(names))
+      lines.append((group, name, str(seed), f'{first:.2f}', f'{other:.2f}', f'{first - other:+.2f}', ''))
   for group, found in outcomes.items():
     first, other = np.mean(found, axis=(0, 2))
     ahead = np.array(found)[:, 0] - np.array(found)[:, 1]
@@ -156,11 +155,10 @@ def pairs(models: tuple[str, str], folders: tuple[tuple[str, str], ...]) -> str:
 
 
 def _outcomes(name: str, label: str) -> dict[tuple[str, int], np.ndarray]:
-  """Return the scores of the test examples for the finished runs of an arm, by data set and seed, each [n]."""
+  """Return the scores of the test examples for the runs of an arm, by data set and seed, each [n]."""
   grid, runs = Grid.load(ROOT / name), open_runs(ROOT / name)
   (arm,) = (arm for arm in grid.arms if arm.label == label)
-  stored = {seed: runs.predictions(arm.run_name(seed)) for seed in grid.seeds}
-  return {(arm.group, seed): arm.kind.example_scores(kept) for seed, kept in stored.items() if kept is not None}
+  return {(arm.group, seed): arm.kind.example_scores(runs.predictions(arm.run_name(seed))) for seed in grid.seeds}
 
 
 def rates(name: str) -> str:
