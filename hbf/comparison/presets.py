@@ -106,6 +106,7 @@ CONTROLS = {
   'hyperbf-gaussian': f'hyperbf {ADAPTIVE}',
   'hyperbf-absolute': f'hyperbf {LINEAR_BALLS} {ABSOLUTE}',
   'positional': f'positional {LINEAR_BALLS}',
+  'positional-swiglu': 'positional+mlp model.stage2.activation=swiglu',
   'vit-absolute': f'vit model.stage2.activation=swiglu {ABSOLUTE}',
   # Rotary positions need heads of a multiple of four dimensions.
   'vit-rotary': 'vit model.stage2.activation=swiglu model.heads=4 model.stage1.relative_positions=rotary',
