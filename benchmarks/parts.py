@@ -1,7 +1,7 @@
 """The parts of a train step: the time of each, beside an estimate from the rates of this device.
 
 python -m benchmarks.parts                                            # HyperBF, recipe laptop, one core
-python -m benchmarks.parts --config cifar10:model=vit,recipe=small
+python -m benchmarks.parts --config cifar10:model=vit,recipe=memo --width 768 --batch 32
 
 The step is the one that training compiles. JAX's profiler gives the time of each of its operations. An operation
 belongs to the part of the network whose code made it, and a fusion of several operations to the part of the last.
@@ -131,12 +131,16 @@ def main() -> None:
   flags = parser(__doc__)
   flags.add_argument('--config', default='cifar10:model=hyperbf,recipe=laptop', help='NAME[:arguments]')
   flags.add_argument('--image_size', type=int, default=32, help="the images' height and width in pixels")
+  flags.add_argument('--width', type=int, help="D of the tokens instead of the config's")
+  flags.add_argument('--batch', type=int, help="images in a step instead of the config's")
   options = flags.parse_args()
   if hasattr(os, 'sched_setaffinity'):  # on one core, the times of the operations add up to the time of the step
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
   keep_freed_memory()  # as training does
-  config = resolve(get_config(options.config))
-  batch = config.train.batch_size
+  config = get_config(options.config)
+  config.model.width = options.width or config.model.width
+  config = resolve(config)
+  batch = options.batch or config.train.batch_size
   trainer = compile_trainer(config, options.image_size, batch)
   _, init, step = make_training(config, options.image_size)
   examples = random_batch(batch, options.image_size)
@@ -147,7 +151,8 @@ def main() -> None:
   found = rows(operation_times(trainer), instruction_traffic(trainer.step.as_text()), counts, rate, bandwidth)
   speed = f'{rate / 1e9:,.0f} GFLOP/s, {bandwidth / 1e9:,.1f} GB/s'
   step_ms = 1e3 * statistics.median(seconds['step'])
-  title = f'Train step of {options.config}, {batch} images, {step_ms:,.0f} ms; the device reaches {speed}'
+  sizes = f'width {config.model.width}, {batch} images'
+  title = f'Train step of {options.config}, {sizes}, {step_ms:,.0f} ms; the device reaches {speed}'
   report('parts', title, found, options.out)
 
 
