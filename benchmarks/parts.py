@@ -40,7 +40,7 @@ PARTS = {
   'input and augmentation': r'/input\b',
 }
 REST = 'rest'
-STEPS = 3  # steps in a trace
+TRACES = 7  # traces of one step each: their median leaves out a moment in which other programs had the cores
 
 
 def part_of(scope: str) -> str:
@@ -62,17 +62,22 @@ def products(trainer_step: Any, *args: Any) -> collections.Counter[str]:
 
 
 def operation_times(trainer: Trainer) -> dict[str, float]:
-  """Return the milliseconds of each operation in a step by its name, from a trace of several steps."""
+  """Return the milliseconds of each operation in a step by its name: medians of several traces."""
+  traces = [_trace(trainer) for _ in range(TRACES)]
+  return {name: statistics.median(times.get(name, 0.0) for times in traces) for name in set().union(*traces)}
+
+
+def _trace(trainer: Trainer) -> dict[str, float]:
+  """Return the milliseconds of each operation in one step by its name."""
   options = jax.profiler.ProfileOptions()
   options.python_tracer_level = 0  # a call of a function costs more than many operations
   with tempfile.TemporaryDirectory() as folder:
     with jax.profiler.trace(folder, profiler_options=options):
-      for _ in range(STEPS):
-        jax.block_until_ready(trainer())
+      jax.block_until_ready(trainer())
     (path,) = pathlib.Path(folder).rglob('*.xplane.pb')
     times = collections.defaultdict[str, float](float)
     for name, nanoseconds in _operations(jax.profiler.ProfileData.from_file(str(path))):
-      times[name] += nanoseconds / 1e6 / STEPS
+      times[name] += nanoseconds / 1e6
   return dict(times)
 
 
