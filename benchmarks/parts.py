@@ -6,7 +6,8 @@ python -m benchmarks.parts --config cifar10:model=vit,recipe=memo --width 768 --
 The step is the one that training compiles. JAX's profiler gives the time of each of its operations. An operation
 belongs to the part of the network whose code made it, and a fusion of several operations to the part of the last.
 The estimate is the greater of two times: the matrix products of the part at the rate of a square product, and the
-bytes that it moves at the rate of a copy. Bytes that stay in a cache make the real time shorter.
+bytes that it moves at the rate of a copy. The first of the two is in a column of its own. Bytes that stay in a cache
+make the real time shorter.
 """
 
 import collections
@@ -122,7 +123,7 @@ def rows(
       'forward, ms': forward,
       'backward, ms': backward,
       'share, %': 100 * (forward + backward) / sum(spent.values()),
-      'GFLOP in products': sum(counts.get(part, 0) for part in parts) / 1e9,
+      'products, ms': 1e3 * sum(counts.get(part, 0) for part in parts) / rate,
       'GB moved': sum(sizes[part] for part in parts) / 1e9,
       'estimate, ms': estimate,
       'time / estimate': (forward + backward) / estimate if estimate else '',

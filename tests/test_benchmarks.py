@@ -236,7 +236,8 @@ def test_times_and_bytes_are_added_up_for_each_part():
   found = parts.rows({'a': 2.0, 'b': 6.0, 'c': 2.0}, moved, {'head and loss': 5}, rate=1000, bandwidth=10_000)
   head, whole = found[list(parts.PARTS).index('head and loss')], found[-1]
   assert (head['forward, ms'], head['backward, ms'], head['share, %']) == (2, 6, 80)
-  assert head['estimate, ms'] == pytest.approx(5)  # 5 operations at 1,000 a second take longer than 40 bytes
+  # 5 operations at 1,000 a second take longer than 40 bytes.
+  assert head['estimate, ms'] == head['products, ms'] == pytest.approx(5)
   assert (whole['backward, ms'], whole['share, %'], whole['GB moved']) == (6, 100, 45e-9)
 
 
