@@ -92,6 +92,7 @@ STUDIES = {
 _STEP = ('model', 'width', 'batch', 'parameters', 'images/s', 'time / vit-gelu', 'of matmul rate', 'temporary MB')
 _PEERS = ('width', 'batch', 'model', 'images/s', 'time / HyperBF')
 _PARTS = ('part', 'forward, ms', 'backward, ms', 'share, %', 'estimate, ms', 'time / estimate')
+_PARTS_AND_PRODUCTS = (*_PARTS[:4], 'products, ms', *_PARTS[4:])
 BENCHMARKS = {
   'step': _STEP,
   'step-laptop': _STEP,
@@ -101,6 +102,8 @@ BENCHMARKS = {
   'peers-positional': _PEERS,
   'parts': _PARTS,
   'parts-vit': _PARTS,
+  'parts-192': _PARTS_AND_PRODUCTS,
+  'parts-768': _PARTS_AND_PRODUCTS,
   'compile': (),
   'linear-convergence': (),
   'linear-time': (),
