@@ -140,10 +140,12 @@ def main() -> None:
   flags.add_argument('--width', type=int, help="D of the tokens instead of the config's")
   flags.add_argument('--batch', type=int, help="images in a step instead of the config's")
   options = flags.parse_args()
+  config = get_config(options.config)
+  if config.task != 'classification':
+    flags.error(f'--config {options.config} is for {config.task}, and this benchmark is for classification')
   if hasattr(os, 'sched_setaffinity'):  # on one core, the times of the operations add up to the time of the step
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
   keep_freed_memory()  # as training does
-  config = get_config(options.config)
   config.model.width = options.width or config.model.width
   config = resolve(config)
   batch = options.batch or config.train.batch_size

@@ -199,6 +199,14 @@ def test_bad_options_are_named_before_anything_runs(flag, said, monkeypatch):
     accelerator.main()
 
 
+def test_the_parts_of_a_text_model_are_refused_before_anything_compiles(monkeypatch, capsys):
+  monkeypatch.setattr('sys.argv', ['parts', '--config=shakespeare'])
+  monkeypatch.setattr(parts, 'compile_trainer', None)
+  with pytest.raises(SystemExit):
+    parts.main()
+  assert '--config shakespeare is for next_token, and this benchmark is for classification' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(('platform', 'kernels'), [('gpu', 0), ('tpu', 1)])
 def test_kernels_for_tpus_are_left_out_on_a_gpu(platform, kernels, monkeypatch):
   monkeypatch.setattr(jax, 'default_backend', lambda: platform)
