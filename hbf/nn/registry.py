@@ -14,6 +14,7 @@ from hbf.nn.baselines.mlp import MLP
 from hbf.nn.baselines.softmax import SoftmaxAttention
 from hbf.nn.baselines.token_mixing import AveragePooling, Identity, TokenMLP
 from hbf.nn.gated import GatedHyperBF, GatedSoftmax
+from hbf.nn.places import HyperBFPlaces
 from hbf.nn.hyperbf import HyperBFAttention, HyperBFCenters
 from hbf.nn.traits import traits_of
 from hbf.options import Values, declared
@@ -21,6 +22,7 @@ from hbf.options import Values, declared
 # The fields of a stage are its options, with their defaults. Its class variable `traits` says everything else.
 STAGE1: dict[str, type[nn.Module]] = {
   'hyperbf': HyperBFAttention,
+  'places': HyperBFPlaces,
   'gated_hyperbf': GatedHyperBF,
   'gated_softmax': GatedSoftmax,
   'softmax': SoftmaxAttention,
