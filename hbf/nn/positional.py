@@ -15,7 +15,7 @@ from hbf.nn.relative_positions import relative_coordinates
 from hbf.nn.traits import StageTraits
 from hbf.ops.basis import RadialBasis
 from hbf.ops.hyperbf import hyperbf
-from hbf.options import whole
+from hbf.options import one_of, whole
 
 
 class PositionalHyperBF(CheckedModule):
@@ -35,6 +35,7 @@ class PositionalHyperBF(CheckedModule):
   """
 
   heads: Annotated[int, whole(1)]
+  gate: Annotated[str, one_of({'none': 0, 'silu': 1, 'sigmoid': 2})] = 'none'
   dtype: Any = jnp.float32
   traits: ClassVar[StageTraits] = StageTraits(masks='any', causal=True, decodes=True)
 
@@ -47,13 +48,19 @@ class PositionalHyperBF(CheckedModule):
     """
     if context.positions is None:
       raise UserError('stage 1 positional needs the positions of the tokens: give a Context with positions')
-    (v,) = project_qkv(tokens, self.heads, self.dtype, parts='v')
+    if self.gate == 'none':
+      (v,) = project_qkv(tokens, self.heads, self.dtype, parts='v')
+    else:
+      gate, v = project_qkv(tokens, self.heads, self.dtype, parts='qk')
     v = update_cache(self, 'values', v.swapaxes(1, 2), context, 2)
     count = tokens.shape[1]
     without_contents = jnp.zeros((1, self.heads, count, 0), self.dtype)
     x, t = relative_coordinates(self, 'gaussian', without_contents, context)
     mask, causal = mask_and_causality(context, count)
-    return project_out(self._over_tokens(x, t, v.swapaxes(1, 2), mask, causal), self.dtype)
+    mixed = self._over_tokens(x, t, v.swapaxes(1, 2), mask, causal)
+    if self.gate != 'none':
+      mixed *= {'silu': nn.silu, 'sigmoid': lambda z: 2 * nn.sigmoid(z)}[self.gate](gate)
+    return project_out(mixed, self.dtype)
 
   def _over_tokens(
     self,
