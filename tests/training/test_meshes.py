@@ -16,7 +16,9 @@ from hbf.errors import UserError
 from hbf.hardware.hlo import count_traffic
 from hbf.models.build import abstract_params, build_model
 from hbf.nn.baselines.mlp import MLP
+from hbf.nn.context import Context
 from hbf.nn.hyperbf import HyperBFAttention, HyperBFCenters
+from hbf.nn.positional import PositionalHyperBF
 from hbf.training.experiment import prepare
 from hbf.training.programs import jit_steps, make_init
 from hbf.training.sharding import AXES, batch_sharding, check_tensor, make_mesh, parameter_spec, state_sharding
@@ -103,12 +105,14 @@ def test_units_that_lie_on_several_devices_stay_there(activation, sizes):
   assert any(f',{columns}]' in line.split(' dot(')[0] for line in products)
 
 
-def test_learned_centers_beside_the_tokens_may_lie_on_several_devices():
-  stage, x = HyperBFAttention(4, memory=8), jax.random.normal(jax.random.key(0), (8, 6, 16))
-  params = stage.init(jax.random.key(1), x)
+@pytest.mark.parametrize('stage', [HyperBFAttention(4, memory=8), PositionalHyperBF(4)], ids=['memory', 'positional'])
+def test_a_stage_1_on_several_devices_gives_the_same(stage):
+  """Heads and learned centers are split over devices. All examples share the weights of `positional`."""
+  x, context = jax.random.normal(jax.random.key(0), (8, 6, 16)), Context(positions=jnp.arange(6.0)[:, None])
+  params = stage.init(jax.random.key(1), x, context)
   mesh = make_mesh(jax.devices(), {'data': 2, 'fsdp': 2, 'tensor': 2})
   shardings = state_sharding(mesh, params)
-  gradient = jax.value_and_grad(lambda params, x: jnp.sum(stage.apply(params, x) ** 2))
+  gradient = jax.value_and_grad(lambda params, x: jnp.sum(stage.apply(params, x, context) ** 2))
   with jax.set_mesh(mesh):
     found = jax.jit(gradient, in_shardings=(shardings, batch_sharding(mesh)))(params, x)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, gradient(params, x))
