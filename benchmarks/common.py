@@ -23,7 +23,10 @@ THREADS = 8  # threads that compile
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-  """Help with default values, and with the lines of the description as they are."""
+  """Help with the default values that there are, and with the lines of the description as they are."""
+
+  def _get_help_string(self, action: argparse.Action) -> str | None:
+    return action.help if action.default is None else super()._get_help_string(action)
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
