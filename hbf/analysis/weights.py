@@ -38,11 +38,10 @@ def attention_weights(model: ImageClassifier | LanguageModel, params: Any, input
   def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
     if context.method_name != '_over_tokens' or not isinstance(context.module, ATTENTION):
       return call(*args, **kwargs)
-    q, k, v, *about = args
+    compared, (v, *about) = _split(context.module, args)
     probes = _probes(v)
-    if q.ndim == v.ndim:  # otherwise q and k are positions, which all examples share
-      q, k = (jnp.tile(z, (len(probes) + 1, 1, 1, 1)) for z in (q, k))
-    out, *outputs = call(q, k, jnp.concatenate([v, *probes]), *about).reshape(-1, *v.shape).astype(jnp.float32)
+    tiled = (jnp.tile(z, (len(probes) + 1, 1, 1, 1)) for z in compared)
+    out, *outputs = call(*tiled, jnp.concatenate([v, *probes]), *about).reshape(-1, *v.shape).astype(jnp.float32)
     # The output for values of 0 is the contribution of the memory. All other outputs contain it too.
     weights = jnp.concatenate([output - outputs[0] for output in outputs[1:]], axis=-1)
     found[context.module.path[0]] = weights[..., : v.shape[1]].swapaxes(1, 2)
@@ -51,6 +50,12 @@ def attention_weights(model: ImageClassifier | LanguageModel, params: Any, input
   with nn.intercept_methods(intercept):
     unrolled(model).apply({'params': params}, inputs, train=False)
   return found
+
+
+def _split(stage: nn.Module, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+  """Return the queries and keys of a stage, if it has some, and its other arguments. They begin with the values."""
+  count = 0 if isinstance(stage, PositionalHyperBF) else 2
+  return args[:count], args[count:]
 
 
 def _probes(values: jax.Array) -> jax.Array:

@@ -1,5 +1,6 @@
 """Image classifier: an embedding, homogeneous blocks and a linear head."""
 
+import math
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -46,7 +47,9 @@ class ImageClassifier(nn.Module):
     """
     tokens, positions = self.embed(images, train)
     grid = (images.shape[1] // self.embed.patch, images.shape[2] // self.embed.patch)
-    tokens = self.trunk(tokens, Context(train=train, positions=positions), self.embed.read, grid)
+    patches_only = tokens.shape[1] == math.prod(grid)
+    context = Context(train=train, positions=positions, grid=grid if patches_only else None)
+    tokens = self.trunk(tokens, context, self.embed.read)
     return nn.Dense(self.classes, name='head')(self._pooled(tokens).astype(jnp.float32))
 
   def _pooled(self, tokens: jax.Array) -> jax.Array:

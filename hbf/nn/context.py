@@ -38,6 +38,8 @@ class Context:
     positions: the position of each token, float32 [N, P], counted in patches or tokens. NaN for a token without a
       position, such as a class token. None if positions are unknown. If `continued` is set, the array has the
       positions of all tokens that the text can have, [room, P].
+    grid: numbers of rows and columns of patches, if the tokens are exactly the patches of an image, row by row, with
+      whole numbers as positions. None otherwise.
     continued: the position of the new tokens in a causal text, if earlier tokens are in the cache. Tokens that the
       mask hides must then follow all other tokens. None: there are no earlier tokens. Not every stage 1 can use a
       cache (`hbf.nn.traits`).
@@ -47,6 +49,7 @@ class Context:
   causal: bool = flax.struct.field(pytree_node=False, default=False)
   mask: jax.Array | None = None
   positions: jax.Array | None = None
+  grid: tuple[int, int] | None = flax.struct.field(pytree_node=False, default=None)
   continued: Continued | None = None
 
 

@@ -4,14 +4,14 @@ from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from hbf.errors import UserError
 from hbf.nn.cache import update_cache
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.projections import mask_and_causality, project_out, project_qkv
-from hbf.nn.relative_positions import relative_coordinates
+from hbf.nn.relative_positions import grid_coordinates, relative_coordinates
 from hbf.nn.traits import StageTraits
 from hbf.ops.basis import RadialBasis
 from hbf.ops.hyperbf import hyperbf
@@ -26,8 +26,11 @@ class PositionalHyperBF(CheckedModule):
   start as `hbf.nn.relative_positions.relative_coordinates` says. A token without a position, such as a class token,
   has distance 0 to all tokens. The values v are computed from the tokens.
 
-  The weights K / Σ K are the same for all examples. Each of N tokens costs 4D² + 2ND operations. The weights cost
-  2CN²H operations for all examples together, with C = 4 for images and 3 for texts.
+  The weights K / Σ K are the same for all examples. If the tokens are the patches of an image with R rows and C
+  columns, K is the product of a Gaussian of the rows and one of the columns, and so is Σ K. The sums over the R rows
+  of a column come first, and then those over the C columns. So each token costs 4D² + 2(R + C)D operations, and the
+  weights cost 6(R² + C²)H operations for all examples together. Other tokens, such as those of a text or beside a
+  class token, cost 4D² + 2ND each. Their weights cost 2(P + 2)N²H operations, for positions of P dimensions.
 
   Attributes:
     heads: H, a divisor of the tokens' width D.
@@ -48,28 +51,33 @@ class PositionalHyperBF(CheckedModule):
     if context.positions is None:
       raise UserError('stage 1 positional needs the positions of the tokens: give a Context with positions')
     (v,) = project_qkv(tokens, self.heads, self.dtype, parts='v')
-    v = update_cache(self, 'values', v.swapaxes(1, 2), context, 2)
-    count = tokens.shape[1]
+    v = update_cache(self, 'values', v.swapaxes(1, 2), context, 2).swapaxes(1, 2)
+    return project_out(self._over_tokens(v, tokens.shape[1], context), self.dtype)
+
+  def _over_tokens(self, values: Float[Array, 'B N H d'], count: int, context: Context) -> Float[Array, 'B n H d']:
+    """Return Σ K v / Σ K for the last `count` tokens, from the values of all. Interceptors can replace the values."""
+    mask, causal = mask_and_causality(context, count)
+    if context.grid and mask is None and not causal:
+      return self._over_grid(values, context.grid)
     without_contents = jnp.zeros((1, self.heads, count, 0), self.dtype)
     x, t = relative_coordinates(self, 'gaussian', without_contents, context)
-    mask, causal = mask_and_causality(context, count)
-    return project_out(self._over_tokens(x, t, v.swapaxes(1, 2), mask, causal), self.dtype)
-
-  def _over_tokens(
-    self,
-    x: Float[Array, 'H n C'],
-    t: Float[Array, 'H N C'],
-    values: Float[Array, 'B N H d'],
-    mask: Bool[Array, '#B #H #n #N'] | None,
-    causal: bool,
-  ) -> Float[Array, 'B n H d']:
-    """Return Σ K v / Σ K for coordinates x of queries and t of keys. Interceptors can replace the values."""
     basis = RadialBasis('gaussian', 1.0, dot_only_dims=x.shape[-1])
     if mask is not None:
       return hyperbf(x, t, values.swapaxes(1, 2), basis, mask=mask, causal=causal).swapaxes(1, 2)
     # All examples have the same weights. So their values are the columns of one matrix [N, B d] for each head. The
     # sizes are given, because JAX refuses −1 for an empty batch.
-    batch, count, heads, d = values.shape
-    columns = values.transpose(2, 1, 0, 3).reshape(heads, count, batch * d)
+    batch, length, heads, d = values.shape
+    columns = values.transpose(2, 1, 0, 3).reshape(heads, length, batch * d)
     sums = hyperbf(x, t, columns, basis, causal=causal)
-    return sums.reshape(*sums.shape[:2], batch, d).transpose(2, 1, 0, 3)
+    return sums.reshape(heads, count, batch, d).transpose(2, 1, 0, 3)
+
+  def _over_grid(self, values: Float[Array, 'B N H d'], grid: tuple[int, int]) -> Float[Array, 'B N H d']:
+    """Return Σ K v / Σ K for tokens on a grid: sums over its rows, and then sums over its columns."""
+    (rows, columns), (batch, _, heads, d) = grid, values.shape
+    over_rows, over_columns = grid_coordinates(self, heads, grid, self.dtype)
+    basis = RadialBasis('gaussian', 1.0, dot_only_dims=over_rows[0].shape[-1])
+    z = values.reshape(batch, rows, columns, heads, d).transpose(3, 1, 2, 0, 4)
+    z = hyperbf(*over_rows, z.reshape(heads, rows, columns * batch * d), basis)
+    z = z.reshape(heads, rows, columns, batch * d).swapaxes(1, 2)
+    z = hyperbf(*over_columns, z.reshape(heads, columns, rows * batch * d), basis)
+    return z.reshape(heads, columns, rows, batch, d).transpose(3, 2, 1, 0, 4).reshape(values.shape)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -70,22 +71,54 @@ def relative_coordinates(
   placed, positions = _from_the_middle(context.positions)
   heads, count, d = queries.shape[1:]
   axes = positions.shape[-1]
-  offsets, sigmas = _near(heads, axes, context.causal)
-  offset = module.param('position_offset', lambda _: jnp.asarray(offsets))
-  log_sigma = module.param('position_log_sigma', lambda _: jnp.asarray(np.log(sigmas)))
+  offset, log_sigma = _parameters(module, heads, axes, context.causal)
   if kind == 'adaptive':
     slopes = module.param('position_slopes', nn.initializers.zeros_init(), (heads, d, axes + 1))
     moved = jnp.einsum('bhnd,hdk->bhnk', queries.astype(jnp.float32), sigma * slopes) / d**0.5
     offset, log_sigma = offset + moved[..., :axes], log_sigma + 2 * jnp.tanh(moved[..., axes:] / 2)
   own, own_placed = (new_tokens(z, context, count, 0) for z in (positions, placed))
-  around = own - offset
-  ones = jnp.ones((*around.shape[:-1], 1))
-  learned = jnp.exp(-2 * log_sigma) * jnp.concatenate([around, -0.5 * row_dots(around, around), -ones], axis=-1)
-  given = jnp.concatenate([positions, jnp.ones_like(placed), 0.5 * row_dots(positions, positions)], axis=-1)
-  x, t = own_placed * learned, placed * jnp.broadcast_to(given, (heads, *given.shape))
+  x, t = _coordinates(own, positions, offset, log_sigma)
+  x, t = own_placed * x, placed * t
   if is_short(queries.dtype):
     return _in_short(x, t, queries.dtype, len(positions) ** (1 / axes))
   return x.astype(queries.dtype), t.astype(queries.dtype)
+
+
+def grid_coordinates(
+  module: nn.Module, heads: int, grid: tuple[int, int], dtype: Any
+) -> list[tuple[Float[Array, 'H n 3'], Float[Array, 'H n 3']]]:
+  """Return coordinates of queries and keys for the rows, and for the columns, of a grid of positions.
+
+  The two products x·t are the two terms of −‖(p_q − p_k − o)/s‖²/2 in `relative_coordinates` with kind 'gaussian',
+  which has the same parameters. So the Gaussian of a grid is the product of two Gaussians, and its sum over the grid
+  is the product of two sums.
+  """
+  offset, log_sigma = _parameters(module, heads, 2, causal=False)
+  found = []
+  for axis, count in enumerate(grid):
+    positions = jnp.arange(count, dtype=jnp.float32)[:, None] - (count - 1) / 2
+    x, t = _coordinates(positions, positions, offset[..., axis : axis + 1], log_sigma)
+    found.append(_in_short(x, t, dtype, count) if is_short(dtype) else (x.astype(dtype), t.astype(dtype)))
+  return found
+
+
+def _parameters(module: nn.Module, heads: int, axes: int, causal: bool) -> tuple[jax.Array, jax.Array]:
+  """Return the offsets o [H, 1, P] and log s [H, 1, 1] of a module, see `relative_coordinates`."""
+  offsets, sigmas = _near(heads, axes, causal)
+  offset = module.param('position_offset', lambda _: jnp.asarray(offsets))
+  return offset, module.param('position_log_sigma', lambda _: jnp.asarray(np.log(sigmas)))
+
+
+def _coordinates(
+  own: Float[Array, 'n P'], positions: Float[Array, 'N P'], offset: Float[Array, '... P'], log_sigma: jax.Array
+) -> tuple[Float[Array, '... H n C'], Float[Array, 'H N C']]:
+  """Return coordinates of queries at `own` and keys at `positions`, see `relative_coordinates`."""
+  around = own - offset
+  ones = jnp.ones((*around.shape[:-1], 1))
+  x = jnp.exp(-2 * log_sigma) * jnp.concatenate([around, -0.5 * row_dots(around, around), -ones], axis=-1)
+  given = [positions, jnp.ones((len(positions), 1)), 0.5 * row_dots(positions, positions)]
+  t = jnp.concatenate(given, axis=-1)
+  return x, jnp.broadcast_to(t, (offset.shape[-3], *t.shape))
 
 
 def rotate(z: Float[Array, '... N d'], context: Context) -> Float[Array, '... N d']:

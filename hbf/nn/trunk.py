@@ -58,7 +58,6 @@ class Trunk(CheckedModule):
     tokens: Float[Array, 'B N D'],
     context: Context,
     read: slice = slice(None),
-    grid: tuple[int, int] | None = None,
   ) -> Float[Array, 'B M E']:
     """Map tokens [B, N, D] to [B, M, D], or to [B, M, 2D] with `merge`.
 
@@ -67,17 +66,15 @@ class Trunk(CheckedModule):
       context: the context of the call, for every stage.
       read: slice that selects the M tokens to return. With `merge` it selects from the N/4 merged tokens. The last
         LayerNorm is computed for the selected tokens only.
-      grid: numbers of rows and columns of patches, if the N tokens are exactly the patches of an image, row by row.
-        None otherwise.
 
     Raises:
       OptionError: tokens cannot be merged as `merge` says.
     """
-    self._check_merge(tokens.shape[1], grid)
-    tokens = self._blocks(constrain(tokens, BATCH, None, None), context, grid)[:, read]
+    self._check_merge(context.grid)
+    tokens = self._blocks(constrain(tokens, BATCH, None, None), context)[:, read]
     return nn.LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype, name='norm')(tokens)
 
-  def _check_merge(self, length: int, grid: tuple[int, int] | None) -> None:
+  def _check_merge(self, grid: tuple[int, int] | None) -> None:
     """Raise OptionError if tokens cannot be merged as `merge` says."""
     if not self.merge:
       return
@@ -86,24 +83,25 @@ class Trunk(CheckedModule):
       wrong = f'is the block before which tokens are merged: use 1 to {self.depth - 1}, or 0 for one resolution'
     elif self.scan_layers:
       wrong = 'has blocks of two widths, and scan_layers loops over one: set one of them off'
-    elif grid is None or length != grid[0] * grid[1]:
+    elif grid is None:
       wrong = 'needs tokens that are patches only: set pool to mean or sequence'
     elif grid[0] % 2 or grid[1] % 2:
       wrong = f'halves the grid of tokens, and {grid[0]}×{grid[1]} tokens have no half: change the patch or the image'
     if wrong:
       raise OptionError(f'merge={self.merge} {wrong}', merge=self.merge)
 
-  def _merged(self, tokens: jax.Array, context: Context, grid: tuple[int, int]) -> tuple[jax.Array, Context]:
+  def _merged(self, tokens: jax.Array, context: Context) -> tuple[jax.Array, Context]:
     """Merge tokens [B, N, D] to [B, N/4, 2D]. Return the merged tokens, and the context with their positions."""
-    (rows, columns), (batch, _, width) = (grid[0] // 2, grid[1] // 2), tokens.shape
+    assert context.grid is not None
+    (rows, columns), (batch, _, width) = (context.grid[0] // 2, context.grid[1] // 2), tokens.shape
     squares = tokens.reshape(batch, rows, 2, columns, 2, width).swapaxes(2, 3).reshape(-1, 4 * width)
     normed = nn.LayerNorm(self.norm_epsilon, self.dtype, name=f'norm_merge{self.merge}')(squares)
     merged = nn.Dense(2 * width, use_bias=False, dtype=self.dtype, name=f'merge{self.merge}')(normed)
     positions = np.mgrid[:rows, :columns].reshape(2, -1).T.astype(np.float32)
-    context = dataclasses.replace(context, positions=jnp.asarray(positions))
+    context = dataclasses.replace(context, positions=jnp.asarray(positions), grid=(rows, columns))
     return constrain(merged.reshape(batch, rows * columns, 2 * width), BATCH, None, None), context
 
-  def _blocks(self, tokens: jax.Array, context: Context, grid: tuple[int, int] | None = None) -> jax.Array:
+  def _blocks(self, tokens: jax.Array, context: Context) -> jax.Array:
     """Apply all blocks to tokens [B, N, D]."""
     kind = nn.remat(Block, prevent_cse=not self.scan_layers) if self.remat else Block
     options = (self.dropout, self.dtype, self.norm_epsilon, self.parallel, self.layer_scale)
@@ -115,8 +113,7 @@ class Trunk(CheckedModule):
       return self._scan(make, tokens, context, rates)
     for i in range(self.depth):
       if i == self.merge > 0:
-        assert grid is not None
-        (tokens, context), make = self._merged(tokens, context, grid), larger
+        (tokens, context), make = self._merged(tokens, context), larger
       tokens = make(name=f'block{i}')(tokens, context, None if rates is None else rates[i])
     return tokens
 

@@ -17,10 +17,10 @@ IMAGES = jax.random.normal(jax.random.key(0), (3, 8, 8, 1))
 H, D, N = 2, 16, 17
 
 
-def make(name, scan_layers=False, **options):
+def make(name, scan_layers=False, pool='cls', **options):
   first, second = stage_options(name, 12)
   trunk = Trunk(2, *make_stages(name, H, first | options, second), scan_layers=scan_layers)
-  model = ImageClassifier(PatchEmbedding(D, 2, 'cls', 'learned'), trunk, 4)
+  model = ImageClassifier(PatchEmbedding(D, 2, pool, 'learned'), trunk, 4)
   return model, random_params(model, IMAGES, train=False)
 
 
@@ -32,6 +32,7 @@ def make(name, scan_layers=False, **options):
     ('hyperbf+mlp', {'kernel': 'inverse_multiquadric', 'memory': 5}),
     ('gated', {}),
     ('positional', {}),
+    ('positional', {'pool': 'mean'}),
   ],
 )
 def test_values_times_weights_are_what_the_heads_make(name, options):
@@ -44,7 +45,7 @@ def test_values_times_weights_are_what_the_heads_make(name, options):
     def intercept(call, args, kwargs, context):
       out = call(*args, **kwargs)
       if context.method_name == '_over_tokens':
-        seen.append((args[2], out))
+        seen.append((args[0 if name == 'positional' else 2], out))
       return out
 
     with nn.intercept_methods(intercept):
@@ -55,7 +56,8 @@ def test_values_times_weights_are_what_the_heads_make(name, options):
   assert list(weights) == ['block0', 'block1']
   for i, (values, out) in enumerate(values_and_outputs()):
     w = np.asarray(weights[f'block{i}'], np.float64)
-    assert w.shape == (3, H, N, N) and (w >= 0).all()
+    count = N - (options.get('pool') == 'mean')
+    assert w.shape == (3, H, count, count) and (w >= 0).all()
     made = np.einsum('bhij,bjhv->bihv', w, np.asarray(values, np.float64))
     if options.get('memory'):  # learned keys take a part of the weights and add their coefficients
       assert (w.sum(-1) < 1).all()

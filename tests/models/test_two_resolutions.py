@@ -26,7 +26,7 @@ def run(trunk, tokens=TOKENS, grid=GRID):
   @jax.jit
   def made(tokens):
     output, params = trunk.init_with_output(
-      jax.random.key(0), tokens, Context(positions=RELATIVE_POSITIONS), grid=grid
+      jax.random.key(0), tokens, Context(positions=RELATIVE_POSITIONS, grid=grid)
     )
     return params['params'], output
 
@@ -53,7 +53,7 @@ def test_a_merged_token_is_made_of_its_square():
   row, column = 3, 2
   changed = TOKENS.at[:, row * GRID[1] + column].add(1.0)
   params, out = run(trunk)
-  other = trunk.apply({'params': params}, changed, Context(positions=RELATIVE_POSITIONS), grid=GRID)
+  other = trunk.apply({'params': params}, changed, Context(positions=RELATIVE_POSITIONS, grid=GRID))
   differs = np.abs(out - other).max(axis=(0, 2)).reshape(2, 3) > 1e-6
   assert differs[row // 2, column // 2]
   assert differs.sum() == 1

@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.common import matmul_flops
 from hbf.nn.context import Context
+from hbf.nn.positional import PositionalHyperBF
 from hbf.nn.registry import STAGE1, STAGE2, make_stages, stage_names, stage_options
 
 B, N, D, H, HIDDEN, MEMORY, TINY, HEADS = 2, 49, 64, 4, 96, 24, 16, 4
@@ -54,6 +55,15 @@ def test_the_stated_operations_are_those_of_the_products(case):
   params = jax.eval_shape(module.init, jax.random.key(0), tokens, context)
   counted = matmul_flops(module.apply, params, tokens, context) / (B * N)
   assert abs(counted - stated) <= off * stated
+
+
+def test_sums_over_rows_and_columns_cost_what_positional_states():
+  rows, columns = grid = (5, 8)
+  stage, tokens = PositionalHyperBF(H), jax.ShapeDtypeStruct((B, rows * columns, D), jnp.float32)
+  context = Context(positions=jnp.zeros((rows * columns, 2)), grid=grid)
+  params = jax.eval_shape(stage.init, jax.random.key(0), tokens, context)
+  stated = 4 * D**2 + 2 * (rows + columns) * D + 6 * (rows**2 + columns**2) * H / (B * rows * columns)
+  assert matmul_flops(stage.apply, params, tokens, context) == B * rows * columns * stated
 
 
 def test_every_stage_has_its_costs_tested():

@@ -1,5 +1,7 @@
 """Stage 1 over positions alone: its formula in float64, and HyperBF attention without contents as a reference."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,15 +19,16 @@ STAGE = PositionalHyperBF(HEADS)
 GRID = np.mgrid[:3, :4].reshape(2, -1).T.astype(np.float32)
 
 
-def make(positions=GRID):
+def make(positions=GRID, grid=None):
   """Return random parameters, tokens [B, N, D] and a context with the positions."""
-  context = Context(positions=jnp.asarray(positions))
+  context = Context(positions=jnp.asarray(positions), grid=grid)
   tokens = jax.random.normal(jax.random.key(0), (B, len(positions), D))
   return random_params(STAGE, tokens, context), tokens, context
 
 
-def test_the_stage_is_its_formula():
-  params, tokens, context = make()
+@pytest.mark.parametrize('grid', [None, (3, 4)])
+def test_the_stage_is_its_formula(grid):
+  params, tokens, context = make(grid=grid)
   x, p = np.asarray(tokens, np.float64), jax.tree.map(lambda z: np.asarray(z, np.float64), params)
   values = (x @ p['v']['kernel']).reshape(B, -1, HEADS, D // HEADS)
   apart = GRID[:, None].astype(np.float64) - GRID - p['position_offset'][:, :, None]  # [H, N, N, 2]
@@ -48,6 +51,27 @@ def test_it_is_attention_without_contents(causal, masked):
   same |= {'log_sigma': jnp.zeros((HEADS, 1, 1)), 'qkv': {'kernel': jnp.hstack([contents, params['v']['kernel']])}}
   reference = HyperBFAttention(HEADS, relative_positions='gaussian').apply({'params': same}, tokens, context)
   np.testing.assert_allclose(STAGE.apply({'params': params}, tokens, context), reference, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_sums_over_rows_and_columns_have_the_same_gradients(dtype):
+  params, tokens, context = make(grid=(3, 4))
+  stage = PositionalHyperBF(HEADS, dtype=jnp.dtype(dtype))
+
+  def gradients(context):
+    return jax.grad(lambda params: jnp.sum(jnp.sin(stage.apply({'params': params}, tokens, context))))(params)
+
+  found, expected = gradients(context), gradients(Context(positions=context.positions))
+  rtol, atol = (1e-4, 1e-5) if dtype == 'float32' else (0.1, 0.05)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), found, expected)
+
+
+@pytest.mark.parametrize('context', [{'causal': True}, {'mask': jnp.tri(12, dtype=bool)}])
+def test_a_mask_of_the_patches_of_an_image_holds(context):
+  params, tokens, plain = make()
+  context = Context(positions=plain.positions, **context)
+  found = STAGE.apply({'params': params}, tokens, dataclasses.replace(context, grid=(3, 4)))
+  np.testing.assert_array_equal(found, STAGE.apply({'params': params}, tokens, context))
 
 
 def test_tokens_without_positions_are_refused():
