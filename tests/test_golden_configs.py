@@ -21,7 +21,7 @@ GOLDEN = {
   **{f'cifar10-{model}-size-tiny': f'cifar10.py:model={model},size=tiny' for model in ('hyperbf', 'vit', 'gmlp')},
   **{
     f'cifar10-{model}-laptop': f'cifar10.py:model={model},recipe=laptop'
-    for model in ('hyperbf', 'gated', 'vit', 'gmlp')
+    for model in ('hyperbf', 'positional', 'gated', 'vit', 'gmlp')
   },
   **{f'{data}-hyperbf-strong': f'{data}.py:recipe=strong' for data in ('cifar10', 'tiny_imagenet')},
   **{f'imagenet-{model}': f'imagenet.py:model={model}' for model in ('hyperbf', 'vit')},
