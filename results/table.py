@@ -44,6 +44,7 @@ COMPARISONS = (
   'claim-tuned',
   'claim-h100',
   'claim-positional',
+  'claim-five',
   'claim-patch2',
   'claim-blocks',
   'claim-all',
@@ -67,7 +68,7 @@ PAIRED = {
     (name, name)
     for name in ('claim-three-seeds', 'claim-h100', 'claim-blocks', 'claim-all', 'claim-linear', 'claim-cifar100')
   ),
-  ('positional', 'vit-swiglu'): (('claim-positional', 'claim-h100'),),
+  ('positional', 'vit-swiglu'): (('claim-positional', 'claim-h100'), ('claim-five', 'claim-five')),
   ('positional', 'hyperbf'): (('claim-positional', 'claim-h100'),),
 }
 RATES = ('rates', 'rivals-rates', 'laptop-rates', 'laptop-rates-6', 'text-rates', 'text-trials')
