@@ -1,5 +1,6 @@
 """Stage 1 over the positions of tokens alone. No contents are compared, so there are no queries and keys."""
 
+import math
 from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
@@ -46,10 +47,17 @@ class PositionalHyperBF(CheckedModule):
     """Map tokens [B, N, D] to [B, N, D].
 
     Raises:
-      UserError: the context has no positions, or D is not divisible by the number of heads.
+      UserError: the context has no positions, or a grid of another number of tokens. Or D is not divisible by the
+        number of heads.
     """
     if context.positions is None:
       raise UserError('stage 1 positional needs the positions of the tokens: give a Context with positions')
+    if context.grid and math.prod(context.grid) != tokens.shape[1]:
+      rows, columns = context.grid
+      raise UserError(
+        f'the grid of the Context has {rows}×{columns} patches, and there are {tokens.shape[1]} tokens: leave the '
+        'grid out unless the tokens are exactly its patches'
+      )
     (v,) = project_qkv(tokens, self.heads, self.dtype, parts='v')
     v = update_cache(self, 'values', v.swapaxes(1, 2), context, 2).swapaxes(1, 2)
     return project_out(self._over_tokens(v, tokens.shape[1], context), self.dtype)

@@ -70,11 +70,11 @@ class Trunk(CheckedModule):
     Raises:
       OptionError: tokens cannot be merged as `merge` says.
     """
-    self._check_merge(context.grid)
+    self._check_merge(tokens.shape[1], context.grid)
     tokens = self._blocks(constrain(tokens, BATCH, None, None), context)[:, read]
     return nn.LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype, name='norm')(tokens)
 
-  def _check_merge(self, grid: tuple[int, int] | None) -> None:
+  def _check_merge(self, length: int, grid: tuple[int, int] | None) -> None:
     """Raise OptionError if tokens cannot be merged as `merge` says."""
     if not self.merge:
       return
@@ -83,7 +83,7 @@ class Trunk(CheckedModule):
       wrong = f'is the block before which tokens are merged: use 1 to {self.depth - 1}, or 0 for one resolution'
     elif self.scan_layers:
       wrong = 'has blocks of two widths, and scan_layers loops over one: set one of them off'
-    elif grid is None:
+    elif grid is None or length != grid[0] * grid[1]:
       wrong = 'needs tokens that are patches only: set pool to mean or sequence'
     elif grid[0] % 2 or grid[1] % 2:
       wrong = f'halves the grid of tokens, and {grid[0]}×{grid[1]} tokens have no half: change the patch or the image'

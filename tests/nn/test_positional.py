@@ -77,3 +77,8 @@ def test_a_mask_of_the_patches_of_an_image_holds(context):
 def test_tokens_without_positions_are_refused():
   with pytest.raises(UserError, match='stage 1 positional needs the positions of the tokens'):
     Block(STAGE).init(jax.random.key(0), jnp.ones((1, 4, D)))
+
+
+def test_a_grid_of_other_tokens_is_refused():
+  with pytest.raises(UserError, match='grid of the Context has 3×5 patches, and there are 12 tokens'):
+    make(grid=(3, 5))
