@@ -81,11 +81,11 @@ class PositionalHyperBF(CheckedModule):
 
   def _over_grid(self, values: Float[Array, 'B N H d'], grid: tuple[int, int]) -> Float[Array, 'B N H d']:
     """Return Σ K v / Σ K for tokens on a grid: sums over its rows, and then sums over its columns."""
-    (rows, columns), (batch, _, heads, d) = grid, values.shape
-    over_rows, over_columns = grid_coordinates(self, heads, grid, self.dtype)
-    basis = RadialBasis('gaussian', 1.0, dot_only_dims=over_rows[0].shape[-1])
-    z = values.reshape(batch, rows, columns, heads, d).transpose(3, 1, 2, 0, 4)
-    z = hyperbf(*over_rows, z.reshape(heads, rows, columns * batch * d), basis)
-    z = z.reshape(heads, rows, columns, batch * d).swapaxes(1, 2)
-    z = hyperbf(*over_columns, z.reshape(heads, columns, rows * batch * d), basis)
-    return z.reshape(heads, columns, rows, batch, d).transpose(3, 2, 1, 0, 4).reshape(values.shape)
+    batch, _, heads, d = values.shape
+    z = values.reshape(batch, *grid, heads, d).transpose(3, 1, 2, 0, 4).reshape(heads, *grid, batch * d)
+    for x, t in grid_coordinates(self, heads, grid, self.dtype):
+      # A sum is over the first axis of the grid, which then becomes the second. Two sums restore the order.
+      basis = RadialBasis('gaussian', 1.0, dot_only_dims=x.shape[-1])
+      sums = hyperbf(x, t, z.reshape(*z.shape[:2], z.shape[2] * z.shape[3]), basis)
+      z = sums.reshape(z.shape).swapaxes(1, 2)
+    return z.reshape(heads, *grid, batch, d).transpose(3, 1, 2, 0, 4).reshape(values.shape)

@@ -78,10 +78,7 @@ def relative_coordinates(
     offset, log_sigma = offset + moved[..., :axes], log_sigma + 2 * jnp.tanh(moved[..., axes:] / 2)
   own, own_placed = (new_tokens(z, context, count, 0) for z in (positions, placed))
   x, t = _coordinates(own, positions, offset, log_sigma)
-  x, t = own_placed * x, placed * t
-  if is_short(queries.dtype):
-    return _in_short(x, t, queries.dtype, len(positions) ** (1 / axes))
-  return x.astype(queries.dtype), t.astype(queries.dtype)
+  return _in_type(own_placed * x, placed * t, queries.dtype, len(positions) ** (1 / axes))
 
 
 def grid_coordinates(
@@ -98,7 +95,7 @@ def grid_coordinates(
   for axis, count in enumerate(grid):
     positions = jnp.arange(count, dtype=jnp.float32)[:, None] - (count - 1) / 2
     x, t = _coordinates(positions, positions, offset[..., axis : axis + 1], log_sigma)
-    found.append(_in_short(x, t, dtype, count) if is_short(dtype) else (x.astype(dtype), t.astype(dtype)))
+    found.append(_in_type(x, t, dtype, count))
   return found
 
 
@@ -114,10 +111,9 @@ def _coordinates(
 ) -> tuple[Float[Array, '... H n C'], Float[Array, 'H N C']]:
   """Return coordinates of queries at `own` and keys at `positions`, see `relative_coordinates`."""
   around = own - offset
-  ones = jnp.ones((*around.shape[:-1], 1))
-  x = jnp.exp(-2 * log_sigma) * jnp.concatenate([around, -0.5 * row_dots(around, around), -ones], axis=-1)
-  given = [positions, jnp.ones((len(positions), 1)), 0.5 * row_dots(positions, positions)]
-  t = jnp.concatenate(given, axis=-1)
+  middle, last = -0.5 * row_dots(around, around), -jnp.ones((*around.shape[:-1], 1))
+  x = jnp.exp(-2 * log_sigma) * jnp.concatenate([around, middle, last], axis=-1)
+  t = jnp.concatenate([positions, jnp.ones((len(positions), 1)), 0.5 * row_dots(positions, positions)], axis=-1)
   return x, jnp.broadcast_to(t, (offset.shape[-3], *t.shape))
 
 
@@ -185,6 +181,11 @@ def _from_the_middle(positions: jax.Array) -> tuple[jax.Array, jax.Array]:
   placed = ~jnp.isnan(positions).any(axis=-1, keepdims=True)
   middle = jnp.where(placed, positions, 0).sum(axis=0) / jnp.maximum(placed.sum(), 1)
   return placed.astype(jnp.float32), jnp.where(placed, positions - middle, 0)
+
+
+def _in_type(x: jax.Array, t: jax.Array, dtype: Any, wide: float) -> tuple[jax.Array, jax.Array]:
+  """Return coordinates of a type, see `_in_short` for a short one."""
+  return _in_short(x, t, dtype, wide) if is_short(dtype) else (x.astype(dtype), t.astype(dtype))
 
 
 def _in_short(x: jax.Array, t: jax.Array, dtype: jnp.dtype, wide: float) -> tuple[jax.Array, jax.Array]:
