@@ -87,6 +87,12 @@ PERIOD = Values(str, f'a duration above 0 {_EXAMPLES}', lambda z: bool(_length(z
 NUMBERS = Values(
   (tuple, list), 'a number for each target, or ()', lambda z: all(isinstance(x, numbers.Real) for x in z)
 )
+_AT_LEAST_ONE = Values(numbers.Integral, '', lambda z: z >= 1)
+BLOCKS = Values(
+  (tuple, list),
+  'a tuple of increasing numbers of blocks, each of 1 or more, or ()',
+  lambda z: all(x in _AT_LEAST_ONE for x in z) and list(z) == sorted(set(z)),
+)
 # Names with numbers, such as (('shift', 4),). hbf.data.augment.entries checks names and numbers.
 ENTRIES = Values((tuple, list), 'a tuple of tuples, each a name and numbers')
 

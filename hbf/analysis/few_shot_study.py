@@ -91,7 +91,7 @@ def make_config(model: str, seed: int) -> ConfigDict:
   """Return the config of a network: recipe laptop with two resolutions and Muon, as in docs/research/claim.md."""
   config = get_config(f'arrays:model={model},recipe=laptop')
   config.seed = seed
-  config.model.update(width=48, merge=2)
+  config.model.update(width=48, merge=(2,))
   if model == 'vit':
     config.model.stage2.activation = 'gelu'
   config.optimizer.update(name='muon', learning_rate=12e-3)

@@ -25,10 +25,10 @@ class TrainedRun(ImageRun):
   def check(cls, workdir: pathlib.Path) -> None:
     """Raise `UserError` unless the run is of task classification and its network has one resolution."""
     super().check(workdir)
-    if merge := load_config(workdir).model.get('merge', 0):
+    if merge := load_config(workdir).model.get('merge', ()):
       raise UserError(
-        f'{workdir} holds a network of two resolutions (model.merge={merge}). The analysis needs one patch for each '
-        'token: give a run with model.merge=0'
+        f'{workdir} holds a network of several resolutions (model.merge={merge}). The analysis needs one patch for '
+        'each token: give a run with model.merge=()'
       )
 
   def untrained(self, seed: int) -> 'TrainedRun':

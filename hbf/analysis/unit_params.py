@@ -215,7 +215,9 @@ def _stage_of(model: Any) -> Any:
   """Return the constructor of stage 2. Raise `UserError` if its units cannot be added or removed."""
   stage = model.trunk.stage2
   if model.trunk.merge:
-    raise UserError('the network has two resolutions (model.merge), with other units in each: give one with merge=0')
+    raise UserError(
+      'the network has several resolutions (model.merge), with other units in each: give one with merge=()'
+    )
   if (normalization := _option(stage, 'normalization')) not in (None, 'none'):
     raise UserError(
       f'stage 2 normalizes its responses over the centers (normalization {normalization}), so another center changes '

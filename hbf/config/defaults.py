@@ -313,9 +313,9 @@ IMAGES = {
     'True to fix the first convolution of stem conv. It whitens patches of the first batch and is never trained.',
   ),
   'model.merge': Key(
-    0,
+    (),
     _TRUNK['merge'],
-    'Block before which every 2×2 tokens become one token of twice the width. 0: there is one resolution.',
+    'Blocks before which every 2×2 tokens become one token of twice the width. (): there is one resolution.',
   ),
   'model.pool': Key(
     'cls',

@@ -127,7 +127,7 @@ def model_config(
     'dropout': 0.0,
     'dtype': 'float32',
     'norm_epsilon': norm_epsilon,
-    'merge': 0,
+    'merge': (),
     'scan_layers': False,
     'remat': False,
     'parallel': False,

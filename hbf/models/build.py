@@ -73,7 +73,7 @@ def _build_trunk(config: ConfigDict) -> Trunk:
     parallel=config.parallel,
     layer_scale=config.layer_scale,
     drop_path=config.drop_path,
-    merge=config.get('merge', 0),  # image models only
+    merge=tuple(config.get('merge', ())),  # image models only
     **_shared(config),
   )
 

@@ -12,7 +12,7 @@ def first_centers(config: ConfigDict, params: Any, count: int) -> tuple[ConfigDi
 
   If the network was trained with the option `nested` (`hbf.nn.hyperbf.HyperBFCenters`), the smaller network stays
   accurate. Other networks can also be cut. If the network merges tokens (`merge` of `hbf.nn.trunk.Trunk`), the blocks
-  after that have twice as many centers, before and after the cut.
+  after a merge have twice as many centers as those before it, before and after the cut.
 
   Args:
     config: the `model` part of a config whose stage 2 is hyperbf. It is not changed.
@@ -28,7 +28,8 @@ def first_centers(config: ConfigDict, params: Any, count: int) -> tuple[ConfigDi
     raise UserError(f'{count} centers can not be taken: the model has {config.stage2.centers}')
   cut = config.copy_and_resolve_references()
   cut.stage2.centers = count
-  own = {f'block{i}': 2 * count if i >= config.get('merge', 0) > 0 else count for i in range(config.depth)}
+  merges = config.get('merge', ())
+  own = {f'block{i}': count * 2 ** sum(i >= merge for merge in merges) for i in range(config.depth)}
   return cut, {name: _cut_block(part, own[name]) if name in own else part for name, part in params.items()}
 
 

@@ -15,7 +15,7 @@ from hbf.nn.checked import CheckedModule
 from hbf.nn.context import Context
 from hbf.nn.registry import Stage, with_units
 from hbf.ops.layout import BATCH, constrain
-from hbf.options import FLAG, NOT_NEGATIVE, POSITIVE, RATE, OptionError, whole
+from hbf.options import BLOCKS, FLAG, NOT_NEGATIVE, POSITIVE, RATE, OptionError, whole
 
 
 class Trunk(CheckedModule):
@@ -34,9 +34,9 @@ class Trunk(CheckedModule):
     parallel: True if both stages of a block get the block's input, see `hbf.nn.block.Block`.
     layer_scale: initial value of learned factors that multiply the stages' outputs. 0: there are no such factors.
     drop_path: rate of stochastic depth in the last block. The rate grows linearly from 0 in the first block.
-    merge: the block before which tokens are merged, counted from 0. A LayerNorm and a dense layer then make every 2×2
-      tokens one token of twice the width (patch merging, Liu et al. 2021, "Swin Transformer"). This block and all
-      later ones have twice as many units, and the same number of heads. 0: tokens are never merged.
+    merge: the blocks before which tokens are merged, counted from 0. A LayerNorm and a dense layer then make every
+      2×2 tokens one token of twice the width (patch merging, Liu et al. 2021, "Swin Transformer"). This block and all
+      later ones have twice as many units, and the same number of heads. (): tokens are never merged.
   """
 
   depth: Annotated[int, whole(1)]
@@ -50,7 +50,7 @@ class Trunk(CheckedModule):
   parallel: Annotated[bool, FLAG] = False
   layer_scale: Annotated[float, NOT_NEGATIVE] = 0.0
   drop_path: Annotated[float, RATE] = 0.0
-  merge: Annotated[int, whole(0)] = 0
+  merge: Annotated[tuple[int, ...], BLOCKS] = ()
 
   @nn.compact
   def __call__(
@@ -59,12 +59,12 @@ class Trunk(CheckedModule):
     context: Context,
     read: slice = slice(None),
   ) -> Float[Array, 'B M E']:
-    """Map tokens [B, N, D] to [B, M, D], or to [B, M, 2D] with `merge`.
+    """Map tokens [B, N, D] to [B, M, D], or to [B, M, 2ᵏD] if they are merged before k blocks.
 
     Args:
       tokens: embedded tokens.
       context: the context of the call, for every stage.
-      read: slice that selects the M tokens to return. With `merge` it selects from the N/4 merged tokens. The last
+      read: slice that selects the M tokens to return. With `merge` it selects from the N/4ᵏ merged tokens. The last
         LayerNorm is computed for the selected tokens only.
 
     Raises:
@@ -78,43 +78,46 @@ class Trunk(CheckedModule):
     """Raise OptionError if tokens cannot be merged as `merge` says."""
     if not self.merge:
       return
-    wrong = ''
-    if self.merge >= self.depth:
-      wrong = f'is the block before which tokens are merged: use 1 to {self.depth - 1}, or 0 for one resolution'
+    wrong, side = '', 2 ** len(self.merge)
+    if self.merge[-1] >= self.depth:
+      wrong = f'names block {self.merge[-1]} of {self.depth}: use 1 to {self.depth - 1}, or () for one resolution'
     elif self.scan_layers:
-      wrong = 'has blocks of two widths, and scan_layers loops over one: set one of them off'
+      wrong = 'has blocks of several widths, and scan_layers loops over one: set one of them off'
     elif grid is None or length != grid[0] * grid[1]:
       wrong = 'needs tokens that are patches only: set pool to mean or sequence'
-    elif grid[0] % 2 or grid[1] % 2:
-      wrong = f'halves the grid of tokens, and {grid[0]}×{grid[1]} tokens have no half: change the patch or the image'
+    elif grid[0] % side or grid[1] % side:
+      wrong = (
+        f'divides the sides of the grid of tokens by {side}, and {grid[0]}×{grid[1]} tokens have no such part: '
+        'change the patch or the image'
+      )
     if wrong:
       raise OptionError(f'merge={self.merge} {wrong}', merge=self.merge)
 
-  def _merged(self, tokens: jax.Array, context: Context) -> tuple[jax.Array, Context]:
-    """Merge tokens [B, N, D] to [B, N/4, 2D]. Return the merged tokens, and the context with their positions."""
+  def _merged(self, tokens: jax.Array, context: Context, block: int) -> tuple[jax.Array, Context]:
+    """Merge tokens [B, N, D] to [B, N/4, 2D] for a block. Return them, and the context with their positions."""
     assert context.grid is not None
     (rows, columns), (batch, _, width) = (context.grid[0] // 2, context.grid[1] // 2), tokens.shape
     squares = tokens.reshape(batch, rows, 2, columns, 2, width).swapaxes(2, 3).reshape(-1, 4 * width)
-    normed = nn.LayerNorm(self.norm_epsilon, self.dtype, name=f'norm_merge{self.merge}')(squares)
-    merged = nn.Dense(2 * width, use_bias=False, dtype=self.dtype, name=f'merge{self.merge}')(normed)
+    normed = nn.LayerNorm(self.norm_epsilon, self.dtype, name=f'norm_merge{block}')(squares)
+    merged = nn.Dense(2 * width, use_bias=False, dtype=self.dtype, name=f'merge{block}')(normed)
     positions = np.mgrid[:rows, :columns].reshape(2, -1).T.astype(np.float32)
     context = dataclasses.replace(context, positions=jnp.asarray(positions), grid=(rows, columns))
     return constrain(merged.reshape(batch, rows * columns, 2 * width), BATCH, None, None), context
 
   def _blocks(self, tokens: jax.Array, context: Context) -> jax.Array:
     """Apply all blocks to tokens [B, N, D]."""
-    kind = nn.remat(Block, prevent_cse=not self.scan_layers) if self.remat else Block
+    kind: Any = nn.remat(Block, prevent_cse=not self.scan_layers) if self.remat else Block
     options = (self.dropout, self.dtype, self.norm_epsilon, self.parallel, self.layer_scale)
-    make: Any = functools.partial(kind, self.stage1, self.stage2, *options)
-    larger = functools.partial(kind, with_units(self.stage1, 2), with_units(self.stage2, 2), *options)
     rates = jnp.linspace(0, self.drop_path, self.depth) if self.drop_path else None
     # At initialization there is no loop: the parameters of a block depend on the tokens that reach it.
     if self.scan_layers and not self.is_initializing():
-      return self._scan(make, tokens, context, rates)
+      return self._scan(functools.partial(kind, self.stage1, self.stage2, *options), tokens, context, rates)
+    factor = 1
     for i in range(self.depth):
-      if i == self.merge > 0:
-        (tokens, context), make = self._merged(tokens, context), larger
-      tokens = make(name=f'block{i}')(tokens, context, None if rates is None else rates[i])
+      if i in self.merge:
+        (tokens, context), factor = self._merged(tokens, context, i), 2 * factor
+      stages = (with_units(self.stage1, factor), with_units(self.stage2, factor))
+      tokens = kind(*stages, *options, name=f'block{i}')(tokens, context, None if rates is None else rates[i])
     return tokens
 
   def _scan(self, make: Any, tokens: jax.Array, context: Context, rates: jax.Array | None) -> jax.Array:

@@ -92,6 +92,12 @@ def _name_stage(model: dict[str, Any]) -> None:
     model['name'] = f'positional+{second}'
 
 
+def _list_merges(model: dict[str, Any]) -> None:
+  """Turn `merge` from a block, or 0 for none, into a list of blocks."""
+  if isinstance(model.get('merge'), int):
+    model['merge'] = [model['merge']] if model['merge'] else []
+
+
 _SIGMA = {'widths': 'sigma_per', 'width_scale': 'sigma_scale'}
 _POSITIONS = {'places': 'relative_positions'}
 
@@ -223,6 +229,8 @@ CHANGES = (
   Change(added={'data': {'input': 'auto', 'resident_bytes': 2_000_000_000, 'cache': ''}}),
   # To version 19.
   Change(rewritten={'model': _name_stage}),
+  # To version 20.
+  Change(rewritten={'model': _list_merges}),
 )
 VERSION = len(CHANGES)
 

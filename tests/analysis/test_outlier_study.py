@@ -80,7 +80,7 @@ def test_a_ball_is_a_gaussian_of_its_sigma_and_a_gate_is_a_response(made, images
   metric = np.asarray(unit['metric']).reshape(-1)
   squares = np.square((np.asarray(seen.tokens)[:, :, None] - centers) * metric).sum(axis=-1)
   np.testing.assert_allclose(seen.log_kernels, -squares / (2 * sigma**2), rtol=1e-3, atol=1e-3)
-  vit = made('model=vit', **{'model.stage2.activation': 'swiglu', 'model.merge': 1, 'model.pool': 'mean'})
+  vit = made('model=vit', **{'model.stage2.activation': 'swiglu', 'model.merge': (1,), 'model.pool': 'mean'})
   seen = observe(vit, images).blocks['block1']
   dense = vit.params['block1']['stage2']['hidden']
   gates = (np.asarray(seen.tokens) @ np.asarray(dense['kernel']) + np.asarray(dense['bias']))[

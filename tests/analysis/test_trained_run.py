@@ -259,8 +259,8 @@ def test_a_model_without_centers_or_kernels_has_none(made, images):
   assert heads(mixer, images) == {}
 
 
-def test_two_resolutions_are_refused_before_anything_is_read(toy, tmp_path):
-  config = toy(**{'model.merge': 1, 'model.depth': 2})
+def test_several_resolutions_are_refused_before_anything_is_read(toy, tmp_path):
+  config = toy(**{'model.merge': (1,), 'model.depth': 2})
   (tmp_path / 'config.json').write_text(json.dumps(stamp(json.loads(resolve(config).to_json()))))
-  with pytest.raises(UserError, match='two resolutions'):
+  with pytest.raises(UserError, match='several resolutions'):
     TrainedRun.of(tmp_path)

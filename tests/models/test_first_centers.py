@@ -54,10 +54,10 @@ def test_balls_can_be_cut_too(radius):
 
 def test_blocks_after_merged_tokens_keep_twice_as_many_centers():
   config = make_model_config()
-  config.update(pool='mean', merge=1)
+  config.update(pool='mean', patch=2, merge=(1, 2), depth=3)
   params = jax.tree.map(lambda z: np.zeros(z.shape), abstract_params(build_model(config, 3), IMAGES.shape[1:]))
   cut, cut_params = first_centers(config, params, 3)
-  assert [cut_params[block]['stage2']['centers'].shape[1] for block in ('block0', 'block1')] == [3, 6]
+  assert [cut_params[block]['stage2']['centers'].shape[1] for block in ('block0', 'block1', 'block2')] == [3, 6, 12]
   shapes = abstract_params(build_model(cut, 3), IMAGES.shape[1:])
   assert jax.tree.map(np.shape, cut_params) == jax.tree.map(np.shape, shapes)
 

@@ -55,7 +55,7 @@ def every_parameter():
     ('linear', {'stage1.features': 'gaussian', 'stage1.normalizer': 'none'}),
     ('gmlp', {'stage1.attention': 4}),
     ('vit', {'stage1.relative_positions': 'gaussian'}),
-    ('vit', {'stem': 'conv', 'pool': 'sequence', 'depth': 2, 'merge': 1, 'stage2.normalize': True}),
+    ('vit', {'stem': 'conv', 'pool': 'sequence', 'depth': 2, 'merge': (1,), 'stage2.normalize': True}),
     ('vit', {'stem': 'conv', 'whiten': True}),
     ('hyperbf', {'stage2.normalization': 'none', 'stage2.kernel': 'ball_gelu'}),
     ('gated_softmax+none', {}),

@@ -139,6 +139,12 @@ def test_stage_places_became_positional(before, after):
   assert current({'version': 18, 'model': {'name': before}})['model'] == {'name': after}
 
 
+@pytest.mark.parametrize(('before', 'after'), [(0, []), (2, [2])])
+def test_tokens_can_be_merged_before_several_blocks(before, after):
+  found = current({'version': 19, 'task': 'classification', 'model': {'name': 'vit', 'merge': before}})
+  assert found['model']['merge'] == after
+
+
 def test_a_config_of_today_is_left_as_it_is():
   config = resolve(cifar10.get_config()).to_dict()
   assert current(stamp(config)) == config

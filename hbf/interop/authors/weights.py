@@ -84,7 +84,7 @@ def needed_options(stage2: nn.Module) -> dict[str, Any]:
     'trunk.norm_epsilon': NORM_EPSILON,
     'trunk.parallel': False,
     'trunk.layer_scale': 0.0,
-    'trunk.merge': 0,
+    'trunk.merge': (),
     'stage1.relative_positions': 'none',
     'stage1.qk_norm': False,
   }

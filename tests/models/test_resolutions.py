@@ -1,4 +1,4 @@
-"""Tests of a trunk with two resolutions, in which 2×2 tokens become one token of twice the width."""
+"""Tests of a trunk with several resolutions: 2×2 tokens become one token of twice the width."""
 
 import jax
 import jax.numpy as jnp
@@ -13,21 +13,22 @@ from hbf.nn.trunk import Trunk
 WIDTH, GRID = 4, (4, 6)
 UNITS = {'hyperbf': ({}, {'centers': 6}), 'vit': ({}, {'hidden': 6})}
 TOKENS = jnp.asarray(np.random.default_rng(0).normal(size=(2, 24, WIDTH)), jnp.float32)
-RELATIVE_POSITIONS = jnp.asarray(np.mgrid[:4, :6].reshape(2, -1).T, jnp.float32)
 
 
 def make(name='vit', **changes):
   stage1, stage2 = make_stages(name, 2, *UNITS[name])
-  return Trunk(**{'depth': 3, 'stage1': stage1, 'stage2': stage2, 'merge': 2, **changes})
+  return Trunk(**{'depth': 3, 'stage1': stage1, 'stage2': stage2, 'merge': (2,), **changes})
+
+
+def context_of(shape, grid):
+  return Context(positions=jnp.asarray(np.mgrid[: shape[0], : shape[1]].reshape(2, -1).T, jnp.float32), grid=grid)
 
 
 def run(trunk, tokens=TOKENS, grid=GRID):
 
   @jax.jit
   def made(tokens):
-    output, params = trunk.init_with_output(
-      jax.random.key(0), tokens, Context(positions=RELATIVE_POSITIONS, grid=grid)
-    )
+    output, params = trunk.init_with_output(jax.random.key(0), tokens, context_of(grid or GRID, grid))
     return params['params'], output
 
   return made(tokens)
@@ -46,6 +47,19 @@ def test_blocks_from_the_merge_on_have_twice_the_width_and_units(name, units):
     assert [stage['centers'].shape for stage in sizes.values()] == [(1, 6, 4), (1, 6, 4), (1, 12, 8)]
 
 
+def test_every_merge_doubles_width_and_units_again():
+  params, out = run(make('hyperbf', merge=(1, 2)), jnp.ones((2, 32, WIDTH)), (4, 8))
+  assert out.shape == (2, 2, 4 * WIDTH)
+  sizes = [params[block]['stage2']['centers'].shape for block in ('block0', 'block1', 'block2')]
+  assert sizes == [(1, 6, 4), (1, 12, 8), (1, 24, 16)]
+
+
+@pytest.mark.parametrize('merge', [2, (2, 1), (1, 1), (0, 1), (1.0,)])
+def test_blocks_to_merge_before_are_an_increasing_tuple(merge):
+  with pytest.raises(UserError, match=r'merge is .*: expected a tuple of increasing numbers of blocks'):
+    make(merge=merge)
+
+
 def test_a_merged_token_is_made_of_its_square():
   """The blocks mix no tokens here. So a change of one token changes only the merged token of its 2×2 square."""
   stage1, stage2 = make_stages('identity', 2, {}, {'hidden': 6})
@@ -53,7 +67,7 @@ def test_a_merged_token_is_made_of_its_square():
   row, column = 3, 2
   changed = TOKENS.at[:, row * GRID[1] + column].add(1.0)
   params, out = run(trunk)
-  other = trunk.apply({'params': params}, changed, Context(positions=RELATIVE_POSITIONS, grid=GRID))
+  other = trunk.apply({'params': params}, changed, context_of(GRID, GRID))
   differs = np.abs(out - other).max(axis=(0, 2)).reshape(2, 3) > 1e-6
   assert differs[row // 2, column // 2]
   assert differs.sum() == 1
@@ -62,12 +76,13 @@ def test_a_merged_token_is_made_of_its_square():
 @pytest.mark.parametrize(
   ('changes', 'grid', 'message'),
   [
-    ({'merge': 3}, GRID, 'merge=3 .* use 1 to 2'),
-    ({}, (3, 8), '3×8 tokens have no half: change the patch or the image'),
+    ({'merge': (1, 3)}, GRID, r'merge=\(1, 3\) names block 3 of 3: use 1 to 2'),
+    ({}, (3, 8), 'by 2, and 3×8 tokens have no such part: change the patch or the image'),
+    ({'merge': (1, 2)}, GRID, 'by 4, and 4×6 tokens have no such part'),
     ({}, None, 'patches only: set pool to mean or sequence'),
     ({'scan_layers': True}, GRID, 'scan_layers loops over one'),
   ],
 )
-def test_two_resolutions_that_can_not_be_are_refused(changes, grid, message):
+def test_resolutions_that_can_not_be_are_refused(changes, grid, message):
   with pytest.raises(UserError, match=message):
     run(make(**changes), grid=grid)
