@@ -46,6 +46,7 @@ COMPARISONS = (
   'claim-positional',
   'claim-five',
   'claim-patch2',
+  'resolutions',
   'claim-blocks',
   'claim-all',
   'claim-linear',

@@ -127,6 +127,15 @@ CHANGES = {
   'linear': 'optimizer.schedule=linear',
   'wsd': 'optimizer.schedule=wsd',
 }
+# Resolutions of a network with 1.8e14 training operations. A label has the side of a patch, and the blocks before
+# which tokens are merged. The plain resolutions of 'claim' are 4-2.
+RESOLUTIONS = {
+  '4-2': '',
+  '2-2': ' model.patch=2',
+  '2-1': ' model.patch=2 model.merge=1',
+  '2-1-3': ' model.patch=2 model.width=32 model.merge=(1,3)',
+}
+RESOLVED = {'positional': f'positional model.stage2.centers=151 {LINEAR_BALLS}', 'vit': CONTROLS['vit-swiglu']}
 RIVALS = ('--config.model.pool=mean', '--config.train.epochs=2.0')
 
 
@@ -196,6 +205,22 @@ PRESETS = {
     seeds=(0, 1),
     overrides=(*CLAIM, *BEST_OF_CLAIM, '--config.data.validation=0.1'),
     operations='3e13',
+    parameters=300_000,
+  ),
+  # Resolutions of HyperBF over positions and of ViT, at equal parameters and operations.
+  'resolutions': Comparison(
+    configs=('configs/cifar10.py:recipe=laptop',),
+    arms=_arms(
+      {f'{label}-{name}': f'{RESOLVED[label]}{shape}' for name, shape in RESOLUTIONS.items() for label in RESOLVED}
+    ),
+    seeds=(6,),
+    overrides=(
+      *CLAIM,
+      '--config.optimizer.learning_rate=0.00896',
+      '--config.optimizer.weight_decay=0.0606',
+      '--config.data.validation=0.1',
+    ),
+    operations='1.8e14',
     parameters=300_000,
   ),
   # HyperBF and its controls at equal training operations, each with its best options: `--tuned=…/tuning.json`.
