@@ -230,16 +230,16 @@ def parse_seeds(text: str) -> tuple[int, ...]:
   return tuple(map(int, filter(None, text.split(','))))
 
 
-def check_runs(grid: Grid, workdir: pathlib.Path) -> None:
+def check_runs(grid: Grid, workdir: pathlib.Path, remedy: str = 'choose another --workdir, or remove it') -> None:
   """Check that each run of the grid that is already in the folder has the config that the grid gives it.
 
   Raises:
-    UserError: a config differs. The message names the run and the keys that differ.
+    UserError: a config differs. The message names the run and the keys that differ, and ends with `remedy`.
   """
   for arm, seed in grid.runs():
     run = workdir / arm.run_name(seed)
     if differ := differences(run, arm.config(seed)):
-      raise UserError(f'{run} holds a run of another config ({differ}): choose another --workdir, or remove it')
+      raise UserError(f'{run} holds a run of another config ({differ}): {remedy}')
 
 
 def _parse_arm(text: str, config: str, overrides: Sequence[str]) -> Arm:

@@ -71,7 +71,7 @@ def pack(folder: pathlib.Path, target: pathlib.Path) -> tuple[list[str], list[st
       line['failed'] = runs.failure(name)
       left.append(name)
     lines.append(json.dumps(line, separators=(',', ':')) + '\n')
-  with _made(target) as draft:
+  with new_folder(target) as draft:
     for path, name in _copies(folder, names):
       if (draft / name).exists():
         raise UserError(f'{path} and another file would both be {name}: rename one of them')
@@ -99,7 +99,7 @@ def unpack(folder: pathlib.Path, target: pathlib.Path) -> list[str]:
     raise UserError(f'{folder} is not packed: it has no {PACKED}')
   runs = PackedRuns(folder)
   finished = [name for name in runs.names() if runs.result(name)]
-  with _made(target) as draft:
+  with new_folder(target) as draft:
     for name in finished:
       _write_run(draft / name, runs, name)
     for path in sorted(folder.iterdir()):
@@ -127,7 +127,7 @@ def _write_run(run: pathlib.Path, runs: PackedRuns, name: str) -> None:
 
 
 @contextlib.contextmanager
-def _made(target: pathlib.Path) -> Iterator[pathlib.Path]:
+def new_folder(target: pathlib.Path) -> Iterator[pathlib.Path]:
   """Open a context with an empty draft folder. At the end of the context, rename the draft to `target`.
 
   So the target is made whole or not at all: after an error in the context, the draft is removed.

@@ -1,0 +1,69 @@
+"""Tests of joined comparisons: their folder is one comparison with the runs of all."""
+
+import json
+
+import pytest
+
+from hbf.comparison.grid import Arm, Grid
+from hbf.comparison.join import join, main
+from hbf.comparison.pack import pack
+from hbf.comparison.table import read_rows
+from hbf.config.command_line import read_config
+from hbf.config.resolve import resolve
+from hbf.errors import UserError
+from hbf.training.schema import stamp
+from hbf.training.workdir import held, write_json
+
+ARMS = {name: Arm('cifar10', name, (f'--config=cifar10:model={name}',)) for name in ('vit', 'hyperbf', 'gmlp')}
+
+
+def comparison(folder, labels, seeds):
+  """Write a comparison whose runs are finished. Return its folder."""
+  grid = Grid(tuple(ARMS[label] for label in labels), seeds)
+  folder.mkdir()
+  grid.save(folder)
+  for arm, seed in grid.runs():
+    run = folder / arm.run_name(seed)
+    (run / 'checkpoints').mkdir(parents=True)
+    (run / 'checkpoints' / 'state').write_text(f'{folder.name} {run.name}')
+    write_json(run / 'config.json', stamp(json.loads(arm.config(seed).to_json())))
+    about = {'recipe': 'small', 'epochs': 2.0, 'device': 'a cpu', 'params': 1000, 'flops_per_image': 1e6}
+    write_json(run / 'result.json', about | {'accuracy': 50.0 + seed})
+  return folder
+
+
+def test_a_joined_folder_is_one_comparison(tmp_path, capsys):
+  here = comparison(tmp_path / 'here', ['vit', 'hyperbf'], (0, 1))
+  there = comparison(tmp_path / 'there', ['gmlp', 'vit'], (2,))
+  assert main([str(here), str(there), str(tmp_path / 'both')]) == 0
+  assert 'both has 6 runs: cifar10-hyperbf-0, ' in capsys.readouterr().out
+  grid = Grid.load(tmp_path / 'both')
+  assert grid == Grid((ARMS['vit'], ARMS['hyperbf'], ARMS['gmlp']), (0, 1, 2))
+  rows = read_rows(grid, tmp_path / 'both')
+  scores = {row.label: sorted(seed for seed in row.results) for row in rows}
+  assert scores == {'vit': [0, 1, 2], 'hyperbf': [0, 1], 'gmlp': [2]}
+  assert (tmp_path / 'both/cifar10-vit-2/checkpoints/state').read_text() == 'there cifar10-vit-2'
+  assert (here / 'cifar10-vit-0/result.json').exists()
+
+
+def test_what_cannot_be_joined_is_refused_and_leaves_nothing(tmp_path):
+  here, target = comparison(tmp_path / 'here', ['vit'], (0, 1)), tmp_path / 'both'
+  there = comparison(tmp_path / 'there', ['vit'], (1,))
+  with pytest.raises(UserError, match=r'here and .*there both have the run cifar10-vit-1: remove one'):
+    join([here, there], target)
+  other = comparison(tmp_path / 'other', ['vit'], (2,))
+  with held(other / 'cifar10-vit-2'), pytest.raises(UserError, match='cifar10-vit-2 is in use by another process'):
+    join([here, other], target)
+  wider = read_config([*ARMS['vit'].arguments, '--config.model.width=96', '--config.seed=2'])
+  write_json(other / 'cifar10-vit-2' / 'config.json', stamp(json.loads(resolve(wider).to_json())))
+  with pytest.raises(UserError, match=r'vit-2 holds a run of another config .*width is 96.*: join comparisons whose'):
+    join([here, other], target)
+  (tmp_path / 'none').mkdir()
+  with pytest.raises(UserError, match='none is not a comparison'):
+    join([here, tmp_path / 'none'], target)
+  with pytest.raises(UserError, match='there exists: choose another folder'):
+    join([here], there)
+  pack(here, tmp_path / 'packed')
+  with pytest.raises(UserError, match='packed is packed, and no runs can be added: unpack it'):
+    join([here, tmp_path / 'packed'], target)
+  assert not list(tmp_path.glob('both*'))
