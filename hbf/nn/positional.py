@@ -15,7 +15,7 @@ from hbf.nn.projections import mask_and_causality, project_out, project_qkv
 from hbf.nn.relative_positions import grid_coordinates, relative_coordinates
 from hbf.nn.traits import StageTraits
 from hbf.ops.basis import RadialBasis
-from hbf.ops.hyperbf import hyperbf
+from hbf.ops.hyperbf import hyperbf, responses
 from hbf.options import whole
 
 
@@ -30,7 +30,7 @@ class PositionalHyperBF(CheckedModule):
   The weights K / Σ K are the same for all examples. If the tokens are the patches of an image with R rows and C
   columns, K is the product of a Gaussian of the rows and one of the columns, and so is Σ K. The sums over the R rows
   of a column come first, and then those over the C columns. So each token costs 4D² + 2(R + C)D operations, and the
-  weights cost 6(R² + C²)H operations for all examples together. Other tokens, such as those of a text or beside a
+  weights cost 10(R² + C²)H operations for all examples together. Other tokens, such as those of a text or beside a
   class token, cost 4D² + 2ND each. Their weights cost 2(P + 2)N²H operations, for positions of P dimensions.
 
   Attributes:
@@ -81,11 +81,18 @@ class PositionalHyperBF(CheckedModule):
 
   def _over_grid(self, values: Float[Array, 'B N H d'], grid: tuple[int, int]) -> Float[Array, 'B N H d']:
     """Return Σ K v / Σ K for tokens on a grid: sums over its rows, and then sums over its columns."""
-    batch, _, heads, d = values.shape
-    z = values.reshape(batch, *grid, heads, d).transpose(3, 1, 2, 0, 4).reshape(heads, *grid, batch * d)
-    for x, t in grid_coordinates(self, heads, grid, self.dtype):
-      # A sum is over the first axis of the grid, which then becomes the second. Two sums restore the order.
-      basis = RadialBasis('gaussian', 1.0, dot_only_dims=x.shape[-1])
-      sums = hyperbf(x, t, z.reshape(*z.shape[:2], z.shape[2] * z.shape[3]), basis)
-      z = sums.reshape(z.shape).swapaxes(1, 2)
-    return z.reshape(heads, *grid, batch, d).transpose(3, 1, 2, 0, 4).reshape(values.shape)
+    (batch, _, heads, d), (rows, columns) = values.shape, grid
+    z = (
+      values.reshape(batch, rows, columns, heads, d)
+      .transpose(3, 1, 2, 0, 4)
+      .reshape(heads, rows, columns * batch * d)
+    )
+    # There are fewer weights than values, so the weights are divided by their sums, and not the values.
+    of_rows, of_columns = (
+      responses(x, t, RadialBasis('gaussian', 1.0, dot_only_dims=x.shape[-1])).astype(z.dtype)
+      for x, t in grid_coordinates(self, heads, grid, self.dtype)
+    )
+    z = jnp.einsum('hnr,hrv->hnv', of_rows, z).reshape(heads * rows, columns, batch * d)
+    # Each row has a copy of the weights of the columns. Without these copies, XLA would move the axes of the values.
+    z = jnp.einsum('gnc,gcv->gnv', jnp.repeat(of_columns, rows, axis=0), z)
+    return z.reshape(heads, rows, columns, batch, d).transpose(3, 1, 2, 0, 4).reshape(values.shape)

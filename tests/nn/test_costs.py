@@ -62,7 +62,7 @@ def test_sums_over_rows_and_columns_cost_what_positional_states():
   stage, tokens = PositionalHyperBF(H), jax.ShapeDtypeStruct((B, rows * columns, D), jnp.float32)
   context = Context(positions=jnp.zeros((rows * columns, 2)), grid=grid)
   params = jax.eval_shape(stage.init, jax.random.key(0), tokens, context)
-  stated = 4 * D**2 + 2 * (rows + columns) * D + 6 * (rows**2 + columns**2) * H / (B * rows * columns)
+  stated = 4 * D**2 + 2 * (rows + columns) * D + 10 * (rows**2 + columns**2) * H / (B * rows * columns)
   assert matmul_flops(stage.apply, params, tokens, context) == B * rows * columns * stated
 
 
