@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import shlex
 
 import flax.linen as nn
 import numpy as np
@@ -140,7 +141,11 @@ def _fitted_to_texts(network: TextNetwork, model: LanguageModel, task: Task) -> 
 def _arguments(found: Network | TextNetwork, config: ConfigDict, task: Task) -> str:
   """Return the flags of `hbf train` with which `config` would describe the network `found`. '' if none are needed."""
   name = found.config['name']
-  theirs, ours = flatten(found.config), flatten(config.model.to_dict())
+  # The tuples of a stored config are lists.
+  theirs, ours = (
+    {key: tuple(value) if isinstance(value, list) else value for key, value in flatten(model).items()}
+    for model in (found.config, config.model.to_dict())
+  )
   stages = stage_names(name)
   other_stages = stage_names(config.model.name) != stages
   free = {'name', *FREE} if takes_heads(name) else {'name', 'heads', *FREE}
@@ -152,7 +157,7 @@ def _arguments(found: Network | TextNetwork, config: ConfigDict, task: Task) -> 
       flags.append(f'data.image_size={side}')
   elif 'positions' in found.params and found.length != config.data.length:
     flags.append(f'data.length={found.length}')
-  words = [f'--config.{flag}' for flag in flags]
+  words = [shlex.quote(f'--config.{flag}') for flag in flags]
   if other_stages:
     words = [f'model={name} after the colon of --config, and', *words]
   return ' '.join(words)
