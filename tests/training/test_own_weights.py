@@ -119,6 +119,8 @@ def test_the_size_matters_only_to_weights_that_belong_to_tokens(toy, tmp_path):
 def test_another_network_is_refused_with_the_flags_that_help(toy, trained):
   with pytest.raises(UserError, match=r'holds the run, .*: it does with --config.model.depth=1$'):
     start(toy, trained, **{'model.depth': 2})
+  with pytest.raises(UserError, match=r"it does with --config.model.depth=1 '--config.model.merge=\(\)'$"):
+    start(toy, trained, **{'model.depth': 2, 'model.merge': (1,)})
   with pytest.raises(UserError, match=r'it does with model=hyperbf after the colon of --config, and --config.model.'):
     start(toy, trained, 'vit')
 
