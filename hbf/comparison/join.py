@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from hbf.arguments import Parser
 from hbf.comparison.grid import Grid, check_runs
 from hbf.comparison.pack import new_folder
-from hbf.comparison.stored import RunFolders, refuse_packed
+from hbf.comparison.stored import RunFolders, refuse_busy, refuse_packed
 from hbf.errors import UserError, in_one_line
-from hbf.training.workdir import in_use
 
 
 def join(folders: Sequence[pathlib.Path], target: pathlib.Path) -> list[str]:
@@ -45,9 +44,7 @@ def join(folders: Sequence[pathlib.Path], target: pathlib.Path) -> list[str]:
       if name in owners:
         raise UserError(f'{owners[name]} and {folder} both have the run {name}: remove one of the two')
       owners[name] = folder
-  paths = (*folders, *(folder / name for name, folder in owners.items()))
-  if busy := next((path for path in paths if in_use(path)), None):
-    raise UserError(f'{busy} is in use by another process: wait for it')
+  refuse_busy((*folders, *(folder / name for name, folder in owners.items())))
   with new_folder(target) as draft:
     for name, folder in owners.items():
       shutil.copytree(folder / name, draft / name, ignore=shutil.ignore_patterns('.lock'))

@@ -23,12 +23,11 @@ import numpy as np
 
 from hbf.arguments import Parser
 from hbf.comparison.grid import Grid
-from hbf.comparison.stored import PACKED, PackedRuns, RunFolders
+from hbf.comparison.stored import PACKED, PackedRuns, RunFolders, refuse_busy
 from hbf.comparison.tune import TUNING, load_trials
 from hbf.errors import UserError, in_one_line
 from hbf.training.schema import stamp
 from hbf.training.workdir import (
-  in_use,
   read_data,
   read_json,
   read_result,
@@ -61,8 +60,7 @@ def pack(folder: pathlib.Path, target: pathlib.Path) -> tuple[list[str], list[st
   names = [*about, *(name for name in runs.names() if name not in about)]
   if not runs.names():
     raise UserError(f'{folder} has no runs: give the --workdir of a comparison')
-  if busy := next((path for path in (folder, *map(folder.joinpath, names)) if in_use(path)), None):
-    raise UserError(f'{busy} is in use by another process: wait for it')
+  refuse_busy((folder, *map(folder.joinpath, names)))
   lines, arrays, left = [], _Arrays(), []
   for name in names:
     runs.config(name)  # finds a damaged config now, not when the packed form is read

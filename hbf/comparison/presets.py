@@ -131,9 +131,9 @@ CHANGES = {
 # which tokens are merged. The plain resolutions of 'claim' are 4-2.
 RESOLUTIONS = {
   '4-2': '',
-  '2-2': ' model.patch=2',
-  '2-1': ' model.patch=2 model.merge=1',
-  '2-1-3': ' model.patch=2 model.width=32 model.merge=(1,3)',
+  '2-2': 'model.patch=2',
+  '2-1': 'model.patch=2 model.merge=1',
+  '2-1-3': 'model.patch=2 model.width=32 model.merge=(1,3)',
 }
 RESOLVED = {'positional': f'positional model.stage2.centers=151 {LINEAR_BALLS}', 'vit': CONTROLS['vit-swiglu']}
 RIVALS = ('--config.model.pool=mean', '--config.train.epochs=2.0')
@@ -211,7 +211,7 @@ PRESETS = {
   'resolutions': Comparison(
     configs=('configs/cifar10.py:recipe=laptop',),
     arms=_arms(
-      {f'{label}-{name}': f'{RESOLVED[label]}{shape}' for name, shape in RESOLUTIONS.items() for label in RESOLVED}
+      {f'{label}-{name}': f'{RESOLVED[label]} {shape}' for name, shape in RESOLUTIONS.items() for label in RESOLVED}
     ),
     seeds=(6,),
     overrides=(

@@ -3,6 +3,7 @@
 import abc
 import functools
 import pathlib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from hbf.training.workdir import (
   check_keys,
   check_kinds,
   damaged,
+  in_use,
   load_config,
   parse_json,
   read_data,
@@ -93,6 +95,16 @@ def refuse_packed(folder: pathlib.Path) -> None:
       f'{folder} is packed, and no runs can be added: unpack it by python -m hbf.comparison.pack --unpack {folder} '
       'FOLDER, choose another --workdir, or give --report for tables'
     )
+
+
+def refuse_busy(paths: Iterable[pathlib.Path]) -> None:
+  """Check that no process writes to the folders of comparisons and runs.
+
+  Raises:
+    UserError: a process has the lock of a folder.
+  """
+  if busy := next((path for path in paths if in_use(path)), None):
+    raise UserError(f'{busy} is in use by another process: wait for it')
 
 
 class RunFolders(StoredRuns):

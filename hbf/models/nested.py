@@ -5,6 +5,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from hbf.errors import UserError
+from hbf.nn.trunk import growth
 
 
 def first_centers(config: ConfigDict, params: Any, count: int) -> tuple[ConfigDict, Any]:
@@ -28,8 +29,7 @@ def first_centers(config: ConfigDict, params: Any, count: int) -> tuple[ConfigDi
     raise UserError(f'{count} centers can not be taken: the model has {config.stage2.centers}')
   cut = config.copy_and_resolve_references()
   cut.stage2.centers = count
-  merges = config.get('merge', ())
-  own = {f'block{i}': count * 2 ** sum(i >= merge for merge in merges) for i in range(config.depth)}
+  own = {f'block{i}': count * growth(config.get('merge', ()), i) for i in range(config.depth)}
   return cut, {name: _cut_block(part, own[name]) if name in own else part for name, part in params.items()}
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import flax.linen as nn
@@ -16,6 +17,11 @@ from hbf.nn.context import Context
 from hbf.nn.registry import Stage, with_units
 from hbf.ops.layout import BATCH, constrain
 from hbf.options import BLOCKS, FLAG, NOT_NEGATIVE, POSITIVE, RATE, OptionError, whole
+
+
+def growth(merge: Sequence[int], block: int) -> int:
+  """Return the width and the units of a block, divided by those of block 0. `merge` is that of `Trunk`."""
+  return 2 ** sum(block >= merged for merged in merge)
 
 
 class Trunk(CheckedModule):
@@ -112,11 +118,10 @@ class Trunk(CheckedModule):
     # At initialization there is no loop: the parameters of a block depend on the tokens that reach it.
     if self.scan_layers and not self.is_initializing():
       return self._scan(functools.partial(kind, self.stage1, self.stage2, *options), tokens, context, rates)
-    factor = 1
     for i in range(self.depth):
       if i in self.merge:
-        (tokens, context), factor = self._merged(tokens, context, i), 2 * factor
-      stages = (with_units(self.stage1, factor), with_units(self.stage2, factor))
+        tokens, context = self._merged(tokens, context, i)
+      stages = [with_units(stage, growth(self.merge, i)) for stage in (self.stage1, self.stage2)]
       tokens = kind(*stages, *options, name=f'block{i}')(tokens, context, None if rates is None else rates[i])
     return tokens
 

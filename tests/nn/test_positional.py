@@ -68,7 +68,7 @@ def test_sums_over_rows_and_columns_have_the_same_gradients(dtype):
 
 @pytest.mark.parametrize('grid', [(2, 40), (40, 2)])
 def test_a_short_type_may_need_more_coordinates_for_one_axis_than_for_the_other(grid):
-  """In bfloat16, up to 32 positions along an axis are two short numbers each, and more positions are three."""
+  """Two numbers in bfloat16 hold a coordinate of an axis with up to 32 positions. Longer axes need three."""
   params, tokens, context = make(np.mgrid[: grid[0], : grid[1]].reshape(2, -1).T.astype('f'), grid)
   found = PositionalHyperBF(HEADS, dtype=jnp.bfloat16).apply({'params': params}, tokens, context)
   np.testing.assert_allclose(found, STAGE.apply({'params': params}, tokens, context), atol=0.05)
