@@ -141,11 +141,7 @@ def _fitted_to_texts(network: TextNetwork, model: LanguageModel, task: Task) -> 
 def _arguments(found: Network | TextNetwork, config: ConfigDict, task: Task) -> str:
   """Return the flags of `hbf train` with which `config` would describe the network `found`. '' if none are needed."""
   name = found.config['name']
-  # The tuples of a stored config are lists.
-  theirs, ours = (
-    {key: tuple(value) if isinstance(value, list) else value for key, value in flatten(model).items()}
-    for model in (found.config, config.model.to_dict())
-  )
+  theirs, ours = flatten(found.config), flatten(config.model.to_dict())
   stages = stage_names(name)
   other_stages = stage_names(config.model.name) != stages
   free = {'name', *FREE} if takes_heads(name) else {'name', 'heads', *FREE}

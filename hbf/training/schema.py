@@ -256,6 +256,8 @@ def stamp(config: Mapping[str, Any]) -> dict[str, Any]:
 def current(stored: Mapping[str, Any], changes: tuple[Change, ...] = CHANGES) -> dict[str, Any]:
   """Return the nested config of a config.json, translated to the keys of this code.
 
+  A JSON file has lists where a config has tuples, so each list becomes a tuple.
+
   Args:
     stored: the content of config.json, which is not changed.
     changes: the changes of the schema, from version 0 on.
@@ -271,7 +273,7 @@ def current(stored: Mapping[str, Any], changes: tuple[Change, ...] = CHANGES) ->
     )
   for change in changes[version:]:
     _apply(change, config)
-  return config
+  return _with_tuples(config)
 
 
 def with_gone(params: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -343,3 +345,10 @@ def _options(config: dict[str, Any], part: str) -> dict[str, Any]:
 
 def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
   return {key: _copied(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
+
+
+def _with_tuples(value: Any) -> Any:
+  """Return a value in which each list is a tuple, also inside dicts and lists."""
+  if isinstance(value, Mapping):
+    return {key: _with_tuples(part) for key, part in value.items()}
+  return tuple(map(_with_tuples, value)) if isinstance(value, list | tuple) else value

@@ -100,10 +100,10 @@ def test_what_a_run_was_before_there_was_a_choice_is_not_todays_default(tmp_path
 @pytest.mark.parametrize(
   ('flip', 'crop', 'transforms'),
   [
-    (True, 4, [['flip'], ['shift', 4]]),
-    (False, 1, [['shift', 1]]),
-    (True, 0, [['flip']]),
-    (False, 0, []),
+    (True, 4, (('flip',), ('shift', 4))),
+    (False, 1, (('shift', 1),)),
+    (True, 0, (('flip',),)),
+    (False, 0, ()),
   ],
 )
 def test_flip_and_crop_became_transforms(flip, crop, transforms):
@@ -139,7 +139,7 @@ def test_stage_places_became_positional(before, after):
   assert current({'version': 18, 'model': {'name': before}})['model'] == {'name': after}
 
 
-@pytest.mark.parametrize(('before', 'after'), [(0, []), (2, [2])])
+@pytest.mark.parametrize(('before', 'after'), [(0, ()), (2, (2,))])
 def test_tokens_can_be_merged_before_several_blocks(before, after):
   found = current({'version': 19, 'task': 'classification', 'model': {'name': 'vit', 'merge': before}})
   assert found['model']['merge'] == after
@@ -148,6 +148,12 @@ def test_tokens_can_be_merged_before_several_blocks(before, after):
 def test_a_config_of_today_is_left_as_it_is():
   config = resolve(cifar10.get_config()).to_dict()
   assert current(stamp(config)) == config
+
+
+def test_a_list_of_the_file_is_a_tuple_again():
+  config = resolve(cifar10.get_config()).to_dict()
+  config['data']['transforms'] = (('flip',), ('shift', 4))
+  assert current(json.loads(json.dumps(stamp(config)))) == config
 
 
 def test_changes_rename_remove_and_add_in_their_part_only():
