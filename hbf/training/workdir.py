@@ -217,7 +217,9 @@ def _is_run(workdir: pathlib.Path) -> bool:
 
 
 def claim(workdir: pathlib.Path, config: ConfigDict, data: Mapping[str, Any]) -> None:
-  """Write the config and the data's identity into a run folder. If the folder has them, check that they are equal.
+  """Write the config and the data's identity into a run folder. If a run has begun there, check that they are equal.
+
+  config.json is written last. Without it no run has begun, and data.json is from a start that was killed.
 
   Args:
     workdir: the run folder.
@@ -227,12 +229,14 @@ def claim(workdir: pathlib.Path, config: ConfigDict, data: Mapping[str, Any]) ->
   Raises:
     UserError: the config or the data differ. The message names the keys that differ, or the part of the data.
   """
-  if differ := differences(workdir, config):
-    raise UserError(f'{workdir} holds a run of another config ({differ}): choose another --workdir')
-  check_data(workdir, data)
-  if not (workdir / 'data.json').exists() and not (workdir / 'result.json').exists():
+  begun, described = ((workdir / name).exists() for name in ('config.json', 'data.json'))
+  if begun:
+    if differ := differences(workdir, config):
+      raise UserError(f'{workdir} holds a run of another config ({differ}): choose another --workdir')
+    check_data(workdir, data)
+  if not begun or not (described or (workdir / 'result.json').exists()):
     write_json(workdir / 'data.json', data)
-  if not (workdir / 'config.json').exists():
+  if not begun:
     write_json(workdir / 'config.json', stamp(json.loads(config.to_json())))
 
 

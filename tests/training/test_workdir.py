@@ -194,6 +194,13 @@ def test_other_data_are_refused_with_what_differs(tmp_path, toy, change, message
   assert (tmp_path / 'data.json').read_text() == before
 
 
+def test_a_start_that_was_killed_before_its_config_binds_to_no_data(tmp_path, toy):
+  claim(tmp_path, toy(), DATA)
+  (tmp_path / 'config.json').unlink()
+  claim(tmp_path, toy(), DATA | {'fingerprint': 'b'})
+  assert json.loads((tmp_path / 'data.json').read_text())['fingerprint'] == 'b'
+
+
 def test_what_readers_are_told_of_classes_may_differ(tmp_path, toy):
   claim(tmp_path, toy(), DATA)
   claim(tmp_path, toy(), DATA | {'names': {'cat': 'house cat'}})
