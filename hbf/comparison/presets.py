@@ -136,6 +136,8 @@ RESOLUTIONS = {
   '2-1-3': 'model.patch=2 model.width=32 model.merge=(1,3)',
 }
 RESOLVED = {'positional': f'positional model.stage2.centers=151 {LINEAR_BALLS}', 'vit': CONTROLS['vit-swiglu']}
+# The control with free filters instead of Gaussians over positions.
+CONVOLUTION = {'convolution-2-2': f'convolution+hyperbf {LINEAR_BALLS} {RESOLUTIONS["2-2"]}'}
 RIVALS = ('--config.model.pool=mean', '--config.train.epochs=2.0')
 
 
@@ -212,6 +214,7 @@ PRESETS = {
     configs=('configs/cifar10.py:recipe=laptop',),
     arms=_arms(
       {f'{label}-{name}': f'{RESOLVED[label]} {shape}' for name, shape in RESOLUTIONS.items() for label in RESOLVED}
+      | CONVOLUTION
     ),
     seeds=(6,),
     overrides=(

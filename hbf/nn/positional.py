@@ -11,6 +11,7 @@ from hbf.errors import UserError
 from hbf.nn.cache import update_cache
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context
+from hbf.nn.grid_sums import sums_over_grid
 from hbf.nn.projections import mask_and_causality, project_out, project_qkv
 from hbf.nn.relative_positions import grid_coordinates, relative_coordinates
 from hbf.nn.traits import StageTraits
@@ -81,18 +82,9 @@ class PositionalHyperBF(CheckedModule):
 
   def _over_grid(self, values: Float[Array, 'B N H d'], grid: tuple[int, int]) -> Float[Array, 'B N H d']:
     """Return Σ K v / Σ K for tokens on a grid: sums over its rows, and then sums over its columns."""
-    (batch, _, heads, d), (rows, columns) = values.shape, grid
-    z = (
-      values.reshape(batch, rows, columns, heads, d)
-      .transpose(3, 1, 2, 0, 4)
-      .reshape(heads, rows, columns * batch * d)
-    )
     # There are fewer weights than values, so the weights are divided by their sums, and not the values.
     of_rows, of_columns = (
-      responses(x, t, RadialBasis('gaussian', 1.0, dot_only_dims=x.shape[-1])).astype(z.dtype)
-      for x, t in grid_coordinates(self, heads, grid, self.dtype)
+      responses(x, t, RadialBasis('gaussian', 1.0, dot_only_dims=x.shape[-1])).astype(values.dtype)
+      for x, t in grid_coordinates(self, self.heads, grid, self.dtype)
     )
-    z = jnp.einsum('hnr,hrv->hnv', of_rows, z).reshape(heads * rows, columns, batch * d)
-    # Each row has a copy of the weights of the columns. Without these copies, XLA would move the axes of the values.
-    z = jnp.einsum('gnc,gcv->gnv', jnp.repeat(of_columns, rows, axis=0), z)
-    return z.reshape(heads, rows, columns, batch, d).transpose(3, 1, 2, 0, 4).reshape(values.shape)
+    return sums_over_grid(values, of_rows, of_columns)

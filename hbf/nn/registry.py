@@ -8,6 +8,7 @@ from typing import Any
 import flax.linen as nn
 
 from hbf.errors import UserError, choose
+from hbf.nn.baselines.convolution import SeparableConvolution
 from hbf.nn.baselines.gmlp import GatedMLP
 from hbf.nn.baselines.linear_attention import LinearAttention
 from hbf.nn.baselines.mlp import MLP
@@ -29,6 +30,7 @@ STAGE1: dict[str, type[nn.Module]] = {
   'linear': LinearAttention,
   'gmlp': GatedMLP,
   'token_mlp': TokenMLP,
+  'convolution': SeparableConvolution,
   'pooling': AveragePooling,
   'identity': Identity,
 }

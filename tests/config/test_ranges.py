@@ -110,6 +110,7 @@ def test_an_unknown_task_is_named(toy):
     ('gated', 'stage1.hidden', 0, NO_COUNT),
     ('linear', 'stage1.random_features', 0, NO_COUNT),
     ('pooling', 'stage1.window', 2, 'expected an odd number of 1 or more'),
+    ('convolution+mlp', 'stage1.window', 2, 'expected an odd number of 1 or more'),
   ],
 )
 def test_options_of_the_other_stages_have_their_ranges_too(toy, model, option, value, expected):

@@ -26,7 +26,7 @@ from hbf.training.sharding import AXES
 
 B, N, D = 2, 5, 8
 TRAIN = Context(train=True)
-PLACED = Context(positions=jnp.asarray(np.mgrid[:3, :3].reshape(2, -1).T, jnp.float32))  # nine tokens
+PLACED = Context(positions=jnp.asarray(np.mgrid[:3, :3].reshape(2, -1).T, jnp.float32), grid=(3, 3))  # nine tokens
 
 
 def make_tokens(seed=0):
@@ -227,7 +227,8 @@ def test_every_registered_stage_keeps_the_shape_of_the_tokens(stage, name, dtype
   module = make_stage(stage, name)(dtype=jnp.dtype(dtype))
   for shape in ((B, 9, D), (1, 1, D)):
     tokens = jax.ShapeDtypeStruct(shape, dtype)
-    context = (Context(positions=PLACED.positions[: shape[1]]),) if stage == 1 else ()
+    side = math.isqrt(shape[1])
+    context = (Context(positions=PLACED.positions[: shape[1]], grid=(side, side)),) if stage == 1 else ()
     out, variables = jax.eval_shape(module.init_with_output, jax.random.key(0), tokens, *context)
     assert (out.shape, out.dtype) == (shape, jnp.dtype(dtype))
     assert {z.dtype for z in jax.tree.leaves(variables)} <= {jnp.dtype('float32')}
@@ -323,11 +324,11 @@ def test_what_stages_honor():
   expected = {
     **dict.fromkeys(('hyperbf', 'positional', 'gated_hyperbf', 'gated_softmax', 'softmax', 'identity'), 'any'),
     **dict.fromkeys(('linear', 'gmlp', 'token_mlp'), 'keys'),
-    'pooling': 'none',
+    **dict.fromkeys(('convolution', 'pooling'), 'none'),
   }
   # A stage that a user adds is not in this table.
   assert {name: MASKED[name] for name in expected} == expected
-  assert set(expected) - set(CAUSAL) == {'pooling'}
+  assert set(expected) - set(CAUSAL) == {'convolution', 'pooling'}
 
 
 @pytest.mark.parametrize('of_each', [False, True])

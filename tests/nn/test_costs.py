@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.common import matmul_flops
+from hbf.nn.baselines.convolution import SeparableConvolution
 from hbf.nn.context import Context
 from hbf.nn.positional import PositionalHyperBF
 from hbf.nn.registry import STAGE1, STAGE2, make_stages, stage_names, stage_options
@@ -57,16 +58,18 @@ def test_the_stated_operations_are_those_of_the_products(case):
   assert abs(counted - stated) <= off * stated
 
 
-def test_sums_over_rows_and_columns_cost_what_positional_states():
+@pytest.mark.parametrize(('stage', 'weights'), [(PositionalHyperBF(H), 10 * H), (SeparableConvolution(H), 0)])
+def test_sums_over_rows_and_columns_cost_what_their_stages_state(stage, weights):
+  """Each of the R² + C² weights of an example costs `weights` operations for all examples together."""
   rows, columns = grid = (5, 8)
-  stage, tokens = PositionalHyperBF(H), jax.ShapeDtypeStruct((B, rows * columns, D), jnp.float32)
+  tokens = jax.ShapeDtypeStruct((B, rows * columns, D), jnp.float32)
   context = Context(positions=jnp.zeros((rows * columns, 2)), grid=grid)
   params = jax.eval_shape(stage.init, jax.random.key(0), tokens, context)
-  stated = 4 * D**2 + 2 * (rows + columns) * D + 10 * (rows**2 + columns**2) * H / (B * rows * columns)
+  stated = 4 * D**2 + 2 * (rows + columns) * D + weights * (rows**2 + columns**2) / (B * rows * columns)
   assert matmul_flops(stage.apply, params, tokens, context) == B * rows * columns * stated
 
 
 def test_every_stage_has_its_costs_tested():
-  """The costs of linear attention are tested in test_linear_attention.py."""
+  """The costs of linear attention are tested in test_linear_attention.py, and those of a convolution above."""
   tested = {stage_names(model)[stage - 1] for model, stage, *_ in CASES.values()}
-  assert tested | {'linear', 'none'} == {*STAGE1, *STAGE2}
+  assert tested | {'linear', 'convolution', 'none'} == {*STAGE1, *STAGE2}
