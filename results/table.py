@@ -98,10 +98,9 @@ _PARTS_AND_PRODUCTS = (*_PARTS[:4], 'products, ms', *_PARTS[4:])
 BENCHMARKS = {
   'step': _STEP,
   'step-laptop': _STEP,
-  'step-positional': _STEP,
+  'step-one-core': _STEP,
   'step-256': _STEP,
   'peers': _PEERS,
-  'peers-positional': _PEERS,
   'parts': _PARTS,
   'parts-vit': _PARTS,
   'parts-192': _PARTS_AND_PRODUCTS,
