@@ -52,6 +52,7 @@ RULES = (
   Rule('v/kernel', decay=True, tensor=1, matrices=1),  # [width, units]
   Rule('(in|hidden)/kernel', decay=True, tensor=1, matrices=BESIDE_OUT),  # [width, units]
   Rule('out/kernel', decay=True, tensor=0, matrices=1),  # [units, width]
+  Rule('filters', decay=True, tensor=1),  # [2, heads, window]
   Rule('kernel|embedding/embedding', decay=True, matrices=1),  # a tied embedding is the head's kernel too
   Rule('(qkv|qk|in|hidden)/bias', tensor=0),
   Rule(

@@ -14,7 +14,7 @@ from hbf.config.resolve import resolve
 from hbf.errors import UserError
 from hbf.models.build import abstract_params, build_model
 from hbf.models.language import LanguageModel
-from hbf.nn.registry import MODELS, make_stages, stage_options
+from hbf.nn.registry import MODELS, STAGE1, make_stages, stage_options
 from hbf.nn.trunk import Trunk
 from hbf.training.durations import Clock
 from hbf.training.optimizer import make_optimizer, make_schedule
@@ -48,7 +48,7 @@ def test_centers_and_widths_learn_at_their_own_rates(toy):
 
 def every_parameter():
   """Return the paths of all parameters of all models, also with options that add parameters."""
-  pairs = [(name, {}) for name in (*MODELS, 'hyperbf+none')]
+  pairs = [(name, {}) for name in MODELS] + [(f'{stage}+none', {'pool': 'mean'}) for stage in STAGE1]
   pairs += [
     ('hyperbf', {'stage2.normalization': 'none', 'stage2.metric': 'bilinear', 'stage2.kernel': 'signed_gaussian'}),
     ('hyperbf', {'layer_scale': 0.1, 'positions': 'learned'}),
@@ -58,7 +58,6 @@ def every_parameter():
     ('vit', {'stem': 'conv', 'pool': 'sequence', 'depth': 2, 'merge': (1,), 'stage2.normalize': True}),
     ('vit', {'stem': 'conv', 'whiten': True}),
     ('hyperbf', {'stage2.normalization': 'none', 'stage2.kernel': 'ball_gelu'}),
-    ('gated_softmax+none', {}),
   ]
   for model, changes in pairs:
     config = resolve(make_config(f'model={model}', {'name': 'cifar10'})).model
@@ -80,7 +79,7 @@ def test_every_parameter_has_a_rule_and_what_is_alike_has_the_same():
   assert rules['embedding'] == rules['kernel']
   assert rules['log_sigma'] == rules['beta'] == rules['position_log_sigma']
   assert {name for name, rule in rules.items() if rule.decay} == {
-    *('kernel', 'embedding', 'centers', 'memory_centers', 'coefficients', 'memory_coefficients')
+    *('kernel', 'embedding', 'centers', 'memory_centers', 'coefficients', 'memory_coefficients', 'filters')
   }
 
 
