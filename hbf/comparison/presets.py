@@ -111,7 +111,8 @@ CONTROLS = {
   # Rotary positions need heads of a multiple of four dimensions.
   'vit-rotary': 'vit model.stage2.activation=swiglu model.heads=4 model.stage1.relative_positions=rotary',
 }
-# The best options of HyperBF and of the ViT with SwiGLU in the search of 'claim-tune' (docs/research/claim.md).
+# The best options of HyperBF and of the ViT with SwiGLU in the search of 'claim-tune'
+# (docs/research/claim-trials.md).
 BEST_OF_CLAIM = ('--config.optimizer.learning_rate=9e-3', '--config.optimizer.weight_decay=0.06')
 # HyperBF with the relative positions of this search, and changes of the recipe: one for each arm of 'screen'.
 BEST_HYPERBF = f'hyperbf model.stage2.centers=119 {LINEAR_BALLS}'
