@@ -111,10 +111,13 @@ def report(name: str, title: str, rows: Sequence[Mapping[str, Any]], out: pathli
 
 
 def measured_on() -> dict[str, Any]:
-  """Return the command without --out, which is a place on this machine, the device, the commit and the versions."""
+  """Return the command, the device, the commit and the versions.
+
+  The command has no --out, and paths are cut to their names, because both are places on this machine.
+  """
   script, *flags = sys.argv
   command = ' '.join(['python -m', f'benchmarks.{pathlib.Path(script).stem}', *flags])
-  command = re.sub(r' --out[= ]\S+', '', command)
+  command = re.sub(r'([ =])/\S*/', r'\1', re.sub(r' --out[= ]\S+', '', command))
   return {'command': command, 'device': device_name(), 'commit': commit(), 'versions': versions()}
 
 

@@ -43,9 +43,10 @@ def test_a_cell_has_what_matters_of_a_number(value, shown):
 
 
 @pytest.mark.parametrize('out', [['--out', '/a/b'], ['--out=/a/b']])
-def test_a_record_names_no_place_on_the_machine(monkeypatch, out):
-  monkeypatch.setattr('sys.argv', ['/x/benchmarks/serve.py', *out, '--clients', '1,8'])
-  assert measured_on()['command'] == 'python -m benchmarks.serve --clients 1,8'
+@pytest.mark.parametrize('clone', ['--nanogpt=/a/nanoGPT', '--nanogpt=nanoGPT'])
+def test_a_record_names_no_place_on_the_machine(monkeypatch, out, clone):
+  monkeypatch.setattr('sys.argv', ['/x/benchmarks/serve.py', *out, '--clients', '1,8', clone])
+  assert measured_on()['command'] == 'python -m benchmarks.serve --clients 1,8 --nanogpt=nanoGPT'
 
 
 def test_benchmarks_print_every_number_in_80_columns(tmp_path, monkeypatch, capsys):
