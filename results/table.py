@@ -47,6 +47,7 @@ COMPARISONS = (
   'claim-five',
   'claim-patch2',
   'resolutions',
+  'resolutions-seeds',
   'claim-blocks',
   'claim-all',
   'claim-linear',
