@@ -9,7 +9,7 @@ def sums_over_grid(
 ) -> Float[Array, 'B N H d']:
   """Return Σ_rc of_rows[h, i, r] · of_columns[h, j, c] · v[r, c] for each patch (i, j): sums over rows, then columns.
 
-  A number of a sum costs 2(R + C) operations, and not 2RC.
+  Each number of the result takes 2(R + C) operations, and not 2RC.
 
   Args:
     values: v, for the N = R · C patches of an image, row by row.

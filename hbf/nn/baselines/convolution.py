@@ -19,9 +19,10 @@ from hbf.options import odd, whole
 class SeparableConvolution(CheckedModule):
   """Values, convolved with learned filters over the rows and the columns of patches, and an output layer.
 
-  All channels of a head share a filter over rows and a filter over columns. Stage 1 `positional` on the patches of an
-  image is the same with Gaussians instead of free filters, so this stage is the control for the Gaussians. Patches
-  outside the image count as 0. A token costs 4D² + 2(R + C)D operations, for R rows and C columns of patches.
+  All channels of a head share a filter over rows and a filter over columns. Patches outside the image count as 0. On
+  the patches of an image, stage 1 `positional` is the same with Gaussians instead of free filters, but divides by the
+  sum of the weights within the image. So this stage is the control for the Gaussians. A token costs 4D² + 2(R + C)D
+  operations, for R rows and C columns of patches.
 
   Attributes:
     heads: H, a divisor of the tokens' width D.
