@@ -48,6 +48,7 @@ COMPARISONS = (
   'claim-patch2',
   'resolutions',
   'resolutions-seeds',
+  'resolutions-short',
   'claim-blocks',
   'claim-all',
   'claim-linear',
