@@ -47,9 +47,9 @@ class Change:
 
 
 def _name_transforms(data: dict[str, Any]) -> None:
-  """Replace the keys `flip` and `crop` by the list `transforms`."""
+  """Replace the keys `flip` and `crop` by the tuple `transforms`."""
   flip, crop = data.pop('flip', False), data.pop('crop', 0)
-  data.setdefault('transforms', [['flip']] * flip + [['shift', crop]] * bool(crop))
+  data.setdefault('transforms', (('flip',),) * flip + (('shift', crop),) * bool(crop))
 
 
 def _state_beta(stage2: dict[str, Any]) -> None:
@@ -93,9 +93,9 @@ def _name_stage(model: dict[str, Any]) -> None:
 
 
 def _list_merges(model: dict[str, Any]) -> None:
-  """Turn `merge` from a block, or 0 for none, into a list of blocks."""
+  """Turn `merge` from a block, or 0 for none, into a tuple of blocks."""
   if isinstance(model.get('merge'), int):
-    model['merge'] = [model['merge']] if model['merge'] else []
+    model['merge'] = (model['merge'],) if model['merge'] else ()
 
 
 _SIGMA = {'widths': 'sigma_per', 'width_scale': 'sigma_scale'}
@@ -134,7 +134,7 @@ CHANGES = (
   Change(
     added={
       'model': {'stem': 'patch'},
-      'data': {'mix': []},
+      'data': {'mix': ()},
       'train': {'average': 0.0},
       'optimizer': {'layer_decay': 1.0, 'minimum_rate': 0.0},
     },
@@ -273,7 +273,7 @@ def current(stored: Mapping[str, Any], changes: tuple[Change, ...] = CHANGES) ->
     )
   for change in changes[version:]:
     _apply(change, config)
-  return _with_tuples(config)
+  return config
 
 
 def with_gone(params: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -343,12 +343,8 @@ def _options(config: dict[str, Any], part: str) -> dict[str, Any]:
   return config
 
 
-def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
-  return {key: _copied(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
-
-
-def _with_tuples(value: Any) -> Any:
-  """Return a value in which each list is a tuple, also inside dicts and lists."""
+def _copied(value: Any) -> Any:
+  """Return a copy of a value in which each list is a tuple, also inside dicts and lists."""
   if isinstance(value, Mapping):
-    return {key: _with_tuples(part) for key, part in value.items()}
-  return tuple(map(_with_tuples, value)) if isinstance(value, list | tuple) else value
+    return {key: _copied(part) for key, part in value.items()}
+  return tuple(map(_copied, value)) if isinstance(value, list | tuple) else value
