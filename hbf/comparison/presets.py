@@ -137,8 +137,14 @@ RESOLUTIONS = {
   '2-1-3': 'model.patch=2 model.width=32 model.merge=(1,3)',
 }
 RESOLVED = {'positional': f'positional model.stage2.centers=151 {LINEAR_BALLS}', 'vit': CONTROLS['vit-swiglu']}
-# The control with free filters instead of Gaussians over positions.
-CONVOLUTION = {'convolution-2-2': f'convolution+hyperbf {LINEAR_BALLS} {RESOLUTIONS["2-2"]}'}
+# Controls for the arm positional-2-2. Two have free filters instead of Gaussians over positions, of which one starts
+# its filters as these Gaussians. One has another stage 2.
+_FREE = f'convolution+hyperbf {LINEAR_BALLS} {RESOLUTIONS["2-2"]}'
+OF_POSITIONAL = {
+  'convolution-2-2': _FREE,
+  'convolution-gaussian-2-2': f'{_FREE} model.stage1.filters_init=gaussian',
+  'positional-swiglu-2-2': f'{CONTROLS["positional-swiglu"]} {RESOLUTIONS["2-2"]}',
+}
 RIVALS = ('--config.model.pool=mean', '--config.train.epochs=2.0')
 
 
@@ -215,7 +221,7 @@ PRESETS = {
     configs=('configs/cifar10.py:recipe=laptop',),
     arms=_arms(
       {f'{label}-{name}': f'{RESOLVED[label]} {shape}' for name, shape in RESOLUTIONS.items() for label in RESOLVED}
-      | CONVOLUTION
+      | OF_POSITIONAL
     ),
     seeds=(6,),
     overrides=(

@@ -101,7 +101,7 @@ def grid_coordinates(
 
 def _parameters(module: nn.Module, heads: int, axes: int, causal: bool) -> tuple[jax.Array, jax.Array]:
   """Return the offsets o [H, 1, P] and log s [H, 1, 1] of a module, see `relative_coordinates`."""
-  offsets, sigmas = _near(heads, axes, causal)
+  offsets, sigmas = initial_gaussians(heads, axes, causal)
   offset = module.param('position_offset', lambda _: jnp.asarray(offsets))
   return offset, module.param('position_log_sigma', lambda _: jnp.asarray(np.log(sigmas)))
 
@@ -214,7 +214,7 @@ def _in_short(x: jax.Array, t: jax.Array, dtype: jnp.dtype, wide: float) -> tupl
   return jnp.concatenate([xs[i] for i, _ in pairs], axis=-1), jnp.concatenate([ts[j] for _, j in pairs], axis=-1)
 
 
-def _near(heads: int, axes: int, causal: bool) -> tuple[np.ndarray, np.ndarray]:
+def initial_gaussians(heads: int, axes: int, causal: bool) -> tuple[np.ndarray, np.ndarray]:
   """Return the initial offsets o [H, 1, P] and scales s [H, 1, 1], see `relative_coordinates`."""
   near = heads if axes > 1 else -(-heads // 2)
   offsets, sigmas = np.zeros((heads, 1, axes), np.float32), np.full((heads, 1, 1), _SIGMA, np.float32)

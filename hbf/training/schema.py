@@ -231,6 +231,8 @@ CHANGES = (
   Change(rewritten={'model': _name_stage}),
   # To version 20.
   Change(rewritten={'model': _list_merges}),
+  # To version 21.
+  Change(added={'model.stage1:convolution': {'filters_init': 'normal'}}),
 )
 VERSION = len(CHANGES)
 

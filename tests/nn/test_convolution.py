@@ -1,7 +1,9 @@
 """Stage 1 as a separable convolution, and the sums over a grid: their formulas in float64."""
 
+import math
 import re
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from hbf.errors import UserError
 from hbf.nn.baselines.convolution import SeparableConvolution
 from hbf.nn.context import Context
 from hbf.nn.grid_sums import sums_over_grid
+from hbf.nn.positional import PositionalHyperBF
 
 B, D, HEADS, GRID = 2, 12, 3, (4, 5)
 RANDOM = np.random.default_rng(0)
@@ -35,6 +38,37 @@ def test_the_stage_is_its_formula(window):
       mixed[image, ..., channel] = ndimage.correlate(patches, np.outer(rows, columns), mode='constant')
   expected = mixed.reshape(B, -1, D) @ params['out']['kernel'] + params['out']['bias']
   np.testing.assert_allclose(stage.apply({'params': params}, tokens, context), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_filters_that_start_as_gaussians_are_stage_1_positional_inside_the_image():
+  """At the edge, only `positional` divides by the sum of the weights within the image. Heads look one patch away."""
+  grid = (11, 12)
+  stage, tokens = SeparableConvolution(HEADS, 7, 'gaussian'), make_tokens(math.prod(grid))
+  positions = jnp.asarray(list(np.ndindex(grid)), 'f')
+  of_positions, context = PositionalHyperBF(HEADS), Context(positions=positions, grid=grid)
+  params = random_params(of_positions, tokens, context)
+  filters = stage.init(jax.random.key(0), tokens, context)['params']['filters']
+  start = of_positions.init(jax.random.key(0), tokens, context)['params']
+  params |= {key: start[key] for key in ('position_offset', 'position_log_sigma')}
+  expected = of_positions.apply({'params': params}, tokens, context)
+  free = {'filters': filters, 'v': params['v'], 'out': params['out']}
+  found = stage.apply({'params': free}, tokens, context)
+  inside = (slice(None), slice(4, -4), slice(4, -4))
+  found, expected = (np.asarray(z).reshape(B, *grid, D)[inside] for z in (found, expected))
+  np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_random_filters_have_the_standard_deviation_of_the_docstring():
+  stage = SeparableConvolution(12, 9)
+  tokens, context = make_tokens(400), Context(grid=(20, 20))
+  filters = stage.init(jax.random.key(0), tokens, context)['params']['filters']
+  assert float(filters.std()) == pytest.approx(1 / 3, rel=0.1)
+
+
+def test_a_start_of_filters_stays_finite_if_no_filter_reaches_the_patch_of_its_head():
+  stage, tokens, context = SeparableConvolution(400, 1, 'gaussian'), jnp.ones((1, 4, 400)), Context(grid=(2, 2))
+  filters = stage.init(jax.random.key(0), tokens, context)['params']['filters']
+  np.testing.assert_allclose(filters, 1)
 
 
 def test_sums_over_a_grid_are_those_with_products_of_weights():

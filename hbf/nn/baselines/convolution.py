@@ -4,7 +4,9 @@ import math
 from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from hbf.errors import UserError
@@ -12,8 +14,25 @@ from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.grid_sums import sums_over_grid
 from hbf.nn.projections import project_out, project_qkv
+from hbf.nn.relative_positions import initial_gaussians
 from hbf.nn.traits import StageTraits
-from hbf.options import odd, whole
+from hbf.options import odd, one_of, whole
+
+
+def _normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+  return jax.random.normal(key, shape) * shape[-1] ** -0.5
+
+
+def _gaussian(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+  """Return the Gaussians of `positional` at init, for the places j − i of the patches j that a patch i sums over."""
+  axes, heads, window = shape
+  offsets, sigmas = initial_gaussians(heads, axes, causal=False)
+  places = np.arange(window) - window // 2
+  distances = (places + offsets.transpose(2, 0, 1)) / sigmas[..., 0]
+  return jax.nn.softmax(jnp.asarray(-(distances**2) / 2, jnp.float32))
+
+
+INITIALIZERS = {'normal': _normal, 'gaussian': _gaussian}
 
 
 class SeparableConvolution(CheckedModule):
@@ -27,11 +46,15 @@ class SeparableConvolution(CheckedModule):
   Attributes:
     heads: H, a divisor of the tokens' width D.
     window: K, the length of a filter in patches, odd.
+    filters_init: 'normal' starts filters as random numbers, with a standard deviation of 1/√K. 'gaussian' starts them
+      as the Gaussians with which the heads of `positional` start, so that only the form of the filters differs. Their
+      sum over the window is 1.
     dtype: type of the matrix products. Parameters are float32.
   """
 
   heads: Annotated[int, whole(1)]
   window: Annotated[int, odd(1)] = 7
+  filters_init: Annotated[str, one_of(INITIALIZERS)] = 'normal'
   dtype: Any = jnp.float32
   traits: ClassVar[StageTraits] = StageTraits()
 
@@ -49,7 +72,7 @@ class SeparableConvolution(CheckedModule):
         f'grid {context.grid}: use images without a class token (pool mean or sequence)'
       )
     (values,) = project_qkv(tokens, self.heads, self.dtype, parts='v')
-    filters = self.param('filters', nn.initializers.normal(self.window**-0.5), (2, self.heads, self.window))
+    filters = self.param('filters', INITIALIZERS[self.filters_init], (2, self.heads, self.window))
     of_rows, of_columns = (
       toeplitz(one, length).astype(values.dtype) for one, length in zip(filters, context.grid, strict=True)
     )
