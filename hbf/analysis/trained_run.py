@@ -23,9 +23,19 @@ class TrainedRun(ImageRun):
 
   @classmethod
   def check(cls, workdir: pathlib.Path) -> None:
-    """Raise `UserError` unless the run is of task classification and its network has one resolution."""
+    """Check that the run is of task classification, and that its network has one resolution and no windows.
+
+    Raises:
+      UserError: one of these is not so.
+    """
     super().check(workdir)
-    if merge := load_config(workdir).model.get('merge', ()):
+    model = load_config(workdir).model
+    if window := model.get('window', 0):
+      raise UserError(
+        f'{workdir} holds a network whose stage 1 mixes tokens in windows (model.window={window}). The analysis '
+        'needs a stage 1 over all tokens: give a run with model.window=0'
+      )
+    if merge := model.get('merge', ()):
       raise UserError(
         f'{workdir} holds a network of several resolutions (model.merge={merge}). The analysis needs one patch for '
         'each token: give a run with model.merge=()'

@@ -145,6 +145,11 @@ OF_POSITIONAL = {
   'convolution-gaussian-2-2': f'{_FREE} model.stage1.filters_init=gaussian',
   'positional-swiglu-2-2': f'{CONTROLS["positional-swiglu"]} {RESOLUTIONS["2-2"]}',
 }
+# Stages that compare contents, in windows: they take fewer operations than over all small patches.
+WINDOWED = {
+  f'{label}-window-2-2': f'{CONTROLS[arm]} {RESOLUTIONS["2-2"]} model.window=8'
+  for label, arm in (('vit', 'vit-swiglu'), ('hyperbf', 'hyperbf-fixed'))
+}
 RIVALS = ('--config.model.pool=mean', '--config.train.epochs=2.0')
 
 
@@ -222,6 +227,7 @@ PRESETS = {
     arms=_arms(
       {f'{label}-{name}': f'{RESOLVED[label]} {shape}' for name, shape in RESOLUTIONS.items() for label in RESOLVED}
       | OF_POSITIONAL
+      | WINDOWED
     ),
     seeds=(6,),
     overrides=(

@@ -317,6 +317,12 @@ IMAGES = {
     _TRUNK['merge'],
     'Blocks before which every 2×2 tokens become one token of twice the width. (): there is one resolution.',
   ),
+  'model.window': Key(
+    0,
+    _TRUNK['window'],
+    'Side of the squares of patches in which stage 1 mixes tokens. In every second block of a resolution the squares '
+    'are moved by half a side. 0: stage 1 mixes all tokens.',
+  ),
   'model.pool': Key(
     'cls',
     _EMBEDDING['pool'],

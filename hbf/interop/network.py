@@ -128,6 +128,7 @@ def model_config(
     'dtype': 'float32',
     'norm_epsilon': norm_epsilon,
     'merge': (),
+    'window': 0,
     'scan_layers': False,
     'remat': False,
     'parallel': False,

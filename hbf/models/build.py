@@ -74,6 +74,7 @@ def _build_trunk(config: ConfigDict) -> Trunk:
     layer_scale=config.layer_scale,
     drop_path=config.drop_path,
     merge=tuple(config.get('merge', ())),  # image models only
+    window=config.get('window', 0),  # image models only
     **_shared(config),
   )
 

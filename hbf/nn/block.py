@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import flax.linen as nn
@@ -12,8 +13,10 @@ from hbf.errors import UserError
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context, check_context
 from hbf.nn.registry import Stage
+from hbf.nn.traits import traits_of
+from hbf.nn.windows import in_windows
 from hbf.ops.layout import BATCH, constrain
-from hbf.options import FLAG, NOT_NEGATIVE, POSITIVE, RATE
+from hbf.options import FLAG, NOT_NEGATIVE, POSITIVE, RATE, OptionError, whole
 
 
 class Block(CheckedModule):
@@ -34,6 +37,8 @@ class Block(CheckedModule):
     parallel: True for Z = X + stage1(LayerNorm₁(X)) + stage2(LayerNorm₂(X)) (Wang & Komatsuzaki 2021).
     layer_scale: initial value of a learned vector that multiplies each stage's output (LayerScale, Touvron et al.
       2021). 0: there is no such vector.
+    window: side of the squares of patches in which stage 1 mixes tokens (Liu et al. 2021). 0: it mixes all tokens.
+    shifted: True to move these squares by half a side, see `hbf.nn.windows.in_windows`.
   """
 
   stage1: Stage | nn.Module
@@ -43,6 +48,8 @@ class Block(CheckedModule):
   norm_epsilon: Annotated[float, POSITIVE] = 1e-6
   parallel: Annotated[bool, FLAG] = False
   layer_scale: Annotated[float, NOT_NEGATIVE] = 0.0
+  window: Annotated[int, whole(0)] = 0
+  shifted: Annotated[bool, FLAG] = False
 
   def __post_init__(self) -> None:
     """Replace each stage that is a module by its constructor. Flax then names the stages as parts of this block.
@@ -70,7 +77,7 @@ class Block(CheckedModule):
 
     Raises:
       UserError: stage 1 does not support the context, the tokens do not have three axes, or the context's mask does
-        not fit them.
+        not fit them. Or the tokens cannot be divided into windows.
     """
     y = tokens + self._update('stage1', tokens, context, drop_path)  # Y = X + stage1(LayerNorm(X))
     if self.stage2 is None:
@@ -81,11 +88,10 @@ class Block(CheckedModule):
     """Compute what a stage adds to the tokens [B, N, D]. Return an array of the same shape."""
     make: Any = getattr(self, name)
     stage = make(name=name) if self.dtype is None else make(name=name, dtype=self.dtype)
-    if name == 'stage1':  # stage 2 works on every token alone
-      check_context(stage, context, tokens.shape)
     affine = getattr(stage, 'norm_affine', True)
     norm = nn.LayerNorm(self.norm_epsilon, self.dtype, use_scale=affine, use_bias=affine, name=f'norm_{name}')
-    update = constrain(stage(norm(tokens), context), BATCH, None, None)
+    apply = self._mixing(stage) if name == 'stage1' else stage  # stage 2 works on every token alone
+    update = constrain(apply(norm(tokens), context), BATCH, None, None)
     if self.layer_scale:
       start = nn.initializers.constant(self.layer_scale)
       update *= self.param(f'scale_{name}', start, tokens.shape[-1:]).astype(update.dtype)
@@ -94,6 +100,23 @@ class Block(CheckedModule):
       keep = jax.random.bernoulli(self.make_rng('dropout'), 1 - drop_path, (len(tokens), 1, 1))
       update *= (keep / (1 - drop_path)).astype(update.dtype)
     return update
+
+  def _mixing(self, stage: Any) -> Callable[[jax.Array, Context], jax.Array]:
+    """Return a function that applies stage 1 to all tokens, or in windows, and checks what the stage supports."""
+
+    def checked(tokens: jax.Array, context: Context) -> jax.Array:
+      if self.window and context.mask is not None and traits_of(stage).masks != 'any':
+        raise OptionError(
+          f'window={self.window} moves windows, and {type(stage).__name__} takes no mask that keeps their parts '
+          'apart: use softmax, hyperbf or positional as stage 1, or set window to 0',
+          window=self.window,
+        )
+      check_context(stage, context, tokens.shape)
+      return stage(tokens, context)
+
+    if not self.window:
+      return checked
+    return functools.partial(in_windows, checked, window=self.window, shifted=self.shifted)
 
 
 def _constructor(field: str, stage: Any) -> Any:

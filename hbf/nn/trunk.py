@@ -43,6 +43,9 @@ class Trunk(CheckedModule):
     merge: the blocks before which tokens are merged, counted from 0. A LayerNorm and a dense layer then make every
       2×2 tokens one token of twice the width (patch merging, Liu et al. 2021, "Swin Transformer"). This block and all
       later ones have twice as many units, and the same number of heads. (): tokens are never merged.
+    window: side of the squares of patches in which stage 1 mixes tokens (Liu et al. 2021). The squares of every
+      second block of a resolution are moved by half a side, so that patches of neighboring squares meet. Where all
+      patches fit into one square, nothing changes. 0: stage 1 mixes all tokens.
   """
 
   depth: Annotated[int, whole(1)]
@@ -57,6 +60,7 @@ class Trunk(CheckedModule):
   layer_scale: Annotated[float, NOT_NEGATIVE] = 0.0
   drop_path: Annotated[float, RATE] = 0.0
   merge: Annotated[tuple[int, ...], BLOCKS] = ()
+  window: Annotated[int, whole(0)] = 0
 
   @nn.compact
   def __call__(
@@ -74,9 +78,14 @@ class Trunk(CheckedModule):
         LayerNorm is computed for the selected tokens only.
 
     Raises:
-      OptionError: tokens cannot be merged as `merge` says.
+      OptionError: tokens cannot be merged as `merge` says, or not be divided into windows.
     """
     self._check_merge(tokens.shape[1], context.grid)
+    if self.window and self.scan_layers:
+      raise OptionError(
+        f'window={self.window} has two kinds of blocks, and scan_layers loops over one: set one of them off',
+        window=self.window,
+      )
     tokens = self._blocks(constrain(tokens, BATCH, None, None), context)[:, read]
     return nn.LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype, name='norm')(tokens)
 
@@ -118,11 +127,14 @@ class Trunk(CheckedModule):
     # At initialization there is no loop: the parameters of a block depend on the tokens that reach it.
     if self.scan_layers and not self.is_initializing():
       return self._scan(functools.partial(kind, self.stage1, self.stage2, *options), tokens, context, rates)
+    first = 0  # the first block of a resolution
     for i in range(self.depth):
       if i in self.merge:
         tokens, context = self._merged(tokens, context, i)
+        first = i
       stages = [with_units(stage, growth(self.merge, i)) for stage in (self.stage1, self.stage2)]
-      tokens = kind(*stages, *options, name=f'block{i}')(tokens, context, None if rates is None else rates[i])
+      block = kind(*stages, *options, self.window, bool((i - first) % 2), name=f'block{i}')
+      tokens = block(tokens, context, None if rates is None else rates[i])
     return tokens
 
   def _scan(self, make: Any, tokens: jax.Array, context: Context, rates: jax.Array | None) -> jax.Array:

@@ -232,7 +232,10 @@ CHANGES = (
   # To version 20.
   Change(rewritten={'model': _list_merges}),
   # To version 21.
-  Change(added={'model.stage1:convolution': {'filters_init': 'normal'}}),
+  Change(
+    added={'model.stage1:convolution': {'filters_init': 'normal'}},
+    added_to_images={'model': {'window': 0}},
+  ),
 )
 VERSION = len(CHANGES)
 

@@ -259,8 +259,12 @@ def test_a_model_without_centers_or_kernels_has_none(made, images):
   assert heads(mixer, images) == {}
 
 
-def test_several_resolutions_are_refused_before_anything_is_read(toy, tmp_path):
-  config = toy(**{'model.merge': (1,), 'model.depth': 2})
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [({'model.merge': (1,), 'model.depth': 2}, 'several resolutions'), ({'model.window': 4}, r'model\.window=4')],
+)
+def test_several_resolutions_and_windows_are_refused_before_anything_is_read(toy, tmp_path, changes, message):
+  config = toy(**changes)
   (tmp_path / 'config.json').write_text(json.dumps(stamp(json.loads(resolve(config).to_json()))))
-  with pytest.raises(UserError, match='several resolutions'):
+  with pytest.raises(UserError, match=message):
     TrainedRun.of(tmp_path)

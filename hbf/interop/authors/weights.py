@@ -85,6 +85,7 @@ def needed_options(stage2: nn.Module) -> dict[str, Any]:
     'trunk.parallel': False,
     'trunk.layer_scale': 0.0,
     'trunk.merge': (),
+    'trunk.window': 0,
     'stage1.relative_positions': 'none',
     'stage1.qk_norm': False,
   }
