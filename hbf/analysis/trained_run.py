@@ -12,6 +12,7 @@ import numpy as np
 from hbf.analysis.capture import Activations, capture
 from hbf.analysis.image_run import BATCH, ImageRun
 from hbf.errors import UserError
+from hbf.models.build import unlike_plain
 from hbf.training.workdir import load_config
 
 ROOM = 2**27  # most array elements in the activations of a batch
@@ -30,15 +31,11 @@ class TrainedRun(ImageRun):
     """
     super().check(workdir)
     model = load_config(workdir).model
-    if window := model.get('window', 0):
+    if option := unlike_plain(model):
+      words, plain = {'merge': ('several resolutions', '()'), 'window': ('windows', '0')}[option]
       raise UserError(
-        f'{workdir} holds a network whose stage 1 mixes tokens in windows (model.window={window}). The analysis '
-        'needs a stage 1 over all tokens: give a run with model.window=0'
-      )
-    if merge := model.get('merge', ()):
-      raise UserError(
-        f'{workdir} holds a network of several resolutions (model.merge={merge}). The analysis needs one patch for '
-        'each token: give a run with model.merge=()'
+        f'{workdir} holds a network of {words} (model.{option}={model[option]}). The analysis needs one patch for '
+        f'each token, and a stage 1 over all of them: give a run with model.{option}={plain}'
       )
 
   def untrained(self, seed: int) -> 'TrainedRun':

@@ -79,6 +79,14 @@ def _build_trunk(config: ConfigDict) -> Trunk:
   )
 
 
+def unlike_plain(config: ConfigDict) -> str:
+  """Return the set one of the options 'merge' and 'window' of the `model` part of a config, or ''.
+
+  Without both, each token of every block is a patch, and stage 1 mixes all of them.
+  """
+  return next((option for option in ('merge', 'window') if config.get(option)), '')
+
+
 def _shared(config: ConfigDict) -> dict[str, Any]:
   """Return the options that both the trunk and the embedding take."""
   return {'dropout': config.dropout, 'dtype': choose('model.dtype', config.dtype, DTYPES)}

@@ -27,6 +27,7 @@ from hbf.analysis.weights import attention_weights
 from hbf.config.resolve import resolve
 from hbf.errors import UserError
 from hbf.ops.normalization import normalize
+from hbf.tasks.classification import Classification
 from hbf.training.schema import stamp
 
 
@@ -268,3 +269,5 @@ def test_several_resolutions_and_windows_are_refused_before_anything_is_read(toy
   (tmp_path / 'config.json').write_text(json.dumps(stamp(json.loads(resolve(config).to_json()))))
   with pytest.raises(UserError, match=message):
     TrainedRun.of(tmp_path)
+  assert not Classification.demo_command(config.model)
+  assert Classification.demo_command(toy().model) == 'python -m hbf explain'
