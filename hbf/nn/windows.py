@@ -81,4 +81,5 @@ def _mask(grid: tuple[int, int], sides: tuple[int, int], moves: tuple[int, ...],
   # After the move, the last patches of an axis are the first ones of the image.
   below, right = (np.arange(length) >= length - move for length, move in zip(grid, moves, strict=True))
   regions = _split(jnp.asarray(2 * below[:, None] + right)[None, :, :, None], sides)
-  return jnp.tile(regions == regions.mT, (batch, 1, 1))
+  of_image = regions == regions.mT
+  return jnp.broadcast_to(of_image, (batch, *of_image.shape)).reshape(batch * len(of_image), *of_image.shape[1:])

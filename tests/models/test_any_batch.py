@@ -18,6 +18,7 @@ OPTIONS = [
   ('hyperbf', {'stage2.normalization': 'sum'}),
   ('hyperbf', {'stage2.centers_init': 'kmeans', 'stage2.nested': True, 'stage1.kernel': 'laplacian'}),
   ('hyperbf', {'stage1.relative_positions': 'gaussian', 'pool': 'cls', 'scan_layers': True, 'remat': True}),
+  ('positional', {'pool': 'mean', 'patch': 1, 'window': 4, 'depth': 2}),
   ('vit', {'stage1.relative_positions': 'rotary', 'pool': 'sequence', 'stem': 'conv', 'whiten': True, 'patch': 4}),
 ]
 
