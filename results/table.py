@@ -73,6 +73,8 @@ PAIRED = {
   ),
   ('positional', 'vit-swiglu'): (('claim-positional', 'claim-h100'), ('claim-five', 'claim-five')),
   ('positional', 'hyperbf'): (('claim-positional', 'claim-h100'),),
+  ('positional-2-2', 'vit-swiglu'): (('resolutions-seeds', 'claim-h100'),),
+  ('positional-2-2', 'positional'): (('resolutions-seeds', 'claim-positional'),),
 }
 RATES = ('rates', 'rivals-rates', 'laptop-rates', 'laptop-rates-6', 'text-rates', 'text-trials')
 SEARCHES = ('search', 'search-patch8', 'search-width256')
