@@ -80,7 +80,7 @@ def _build_trunk(config: ConfigDict) -> Trunk:
 
 
 def unlike_plain(config: ConfigDict) -> str:
-  """Return the set one of the options 'merge' and 'window' of the `model` part of a config, or ''.
+  """Return which of the options 'merge' and 'window' is set in the `model` part of a config, or ''.
 
   Without both, each token of every block is a patch, and stage 1 mixes all of them.
   """

@@ -90,8 +90,8 @@ class Block(CheckedModule):
     stage = make(name=name) if self.dtype is None else make(name=name, dtype=self.dtype)
     affine = getattr(stage, 'norm_affine', True)
     norm = nn.LayerNorm(self.norm_epsilon, self.dtype, use_scale=affine, use_bias=affine, name=f'norm_{name}')
-    apply = self._mixing(stage) if name == 'stage1' else stage  # stage 2 works on every token alone
-    update = constrain(apply(norm(tokens), context), BATCH, None, None)
+    mapped = self._mixing(stage) if name == 'stage1' else stage  # stage 2 works on every token alone
+    update = constrain(mapped(norm(tokens), context), BATCH, None, None)
     if self.layer_scale:
       start = nn.initializers.constant(self.layer_scale)
       update *= self.param(f'scale_{name}', start, tokens.shape[-1:]).astype(update.dtype)
