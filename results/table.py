@@ -49,6 +49,7 @@ COMPARISONS = (
   'resolutions',
   'resolutions-seeds',
   'resolutions-short',
+  'resolutions-cifar100',
   'claim-blocks',
   'claim-all',
   'claim-linear',
