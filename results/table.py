@@ -50,6 +50,7 @@ COMPARISONS = (
   'resolutions-seeds',
   'resolutions-short',
   'resolutions-cifar100',
+  'resolutions-window',
   'claim-blocks',
   'claim-all',
   'claim-linear',
