@@ -49,6 +49,7 @@ COMPARISONS = (
   'resolutions',
   'resolutions-seeds',
   'resolutions-short',
+  'resolutions-short-seed',
   'resolutions-cifar100',
   'resolutions-window',
   'claim-blocks',
