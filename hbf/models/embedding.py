@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from hbf.nn.checked import CheckedModule
+from hbf.nn.context import grid_positions
 from hbf.options import FLAG, RATE, OptionError, one_of, whole
 
 # The ways to pool tokens for the head: True if the head gets a class token, False if it gets all tokens.
@@ -72,7 +73,7 @@ class PatchEmbedding(CheckedModule):
       )
     inputs = self._convolved(images) if self.stem == 'conv' else to_patches(images, self.patch)
     batch, rows, columns, numbers = inputs.shape
-    coordinates = np.mgrid[:rows, :columns].reshape(2, -1).T.astype(np.float32)
+    coordinates = grid_positions(rows, columns)
     tokens = nn.Dense(self.width, dtype=self.dtype, name='embedding')(inputs.reshape(-1, numbers))
     tokens = tokens.reshape(batch, rows * columns, self.width) + self._positions(coordinates)
     if POOLS[self.pool]:

@@ -5,7 +5,8 @@ from typing import Any
 import flax.linen as nn
 import flax.struct
 import jax
-from jaxtyping import Array, Bool
+import numpy as np
+from jaxtyping import Array, Bool, Float
 
 from hbf.errors import UserError
 from hbf.nn.traits import traits_of
@@ -54,6 +55,11 @@ class Context:
 
 
 EVALUATION = Context()  # all tokens see all tokens, and nothing is dropped
+
+
+def grid_positions(rows: int, columns: int) -> Float[np.ndarray, 'N 2']:
+  """Return the row and the column of each patch of a grid, row by row, as `Context.positions`."""
+  return np.mgrid[:rows, :columns].reshape(2, -1).T.astype(np.float32)
 
 
 def check_context(stage: nn.Module, context: Context, shape: tuple[int, ...]) -> None:

@@ -8,12 +8,11 @@ from typing import Annotated, Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from hbf.nn.block import Block
 from hbf.nn.checked import CheckedModule
-from hbf.nn.context import Context
+from hbf.nn.context import Context, grid_positions
 from hbf.nn.registry import Stage, with_units
 from hbf.ops.layout import BATCH, constrain
 from hbf.options import BLOCKS, FLAG, NOT_NEGATIVE, POSITIVE, RATE, OptionError, whole
@@ -115,8 +114,8 @@ class Trunk(CheckedModule):
     squares = tokens.reshape(batch, rows, 2, columns, 2, width).swapaxes(2, 3).reshape(-1, 4 * width)
     normed = nn.LayerNorm(self.norm_epsilon, self.dtype, name=f'norm_merge{block}')(squares)
     merged = nn.Dense(2 * width, use_bias=False, dtype=self.dtype, name=f'merge{block}')(normed)
-    positions = np.mgrid[:rows, :columns].reshape(2, -1).T.astype(np.float32)
-    context = dataclasses.replace(context, positions=jnp.asarray(positions), grid=(rows, columns))
+    positions = jnp.asarray(grid_positions(rows, columns))
+    context = dataclasses.replace(context, positions=positions, grid=(rows, columns))
     return constrain(merged.reshape(batch, rows * columns, 2 * width), BATCH, None, None), context
 
   def _blocks(self, tokens: jax.Array, context: Context) -> jax.Array:

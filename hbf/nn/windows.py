@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from hbf.nn.context import Context
+from hbf.nn.context import Context, grid_positions
 from hbf.options import OptionError
 
 
@@ -45,7 +45,7 @@ def in_windows(
   moved = jnp.roll(tokens.reshape(batch, rows, columns, width), [-move for move in moves], (1, 2))
   inside = dataclasses.replace(
     context,
-    positions=jnp.asarray(np.mgrid[:height, :breadth].reshape(2, -1).T, jnp.float32),
+    positions=jnp.asarray(grid_positions(height, breadth)),
     grid=sides,
     mask=_mask(grid, sides, moves, batch) if any(moves) else None,
   )

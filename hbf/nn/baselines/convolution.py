@@ -20,7 +20,7 @@ from hbf.options import odd, one_of, whole
 
 
 def _normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-  return jax.random.normal(key, shape) * shape[-1] ** -0.5
+  return nn.initializers.normal(shape[-1] ** -0.5)(key, shape)
 
 
 def _gaussian(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
