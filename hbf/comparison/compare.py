@@ -8,10 +8,10 @@ from rich.console import Console
 
 from hbf.comparison.curves import draw_curves
 from hbf.comparison.devices import Device
-from hbf.comparison.grid import Comparison, Grid, arms_with_own_epochs, check_runs, make_grid
+from hbf.comparison.grid import Comparison, Grid, arms_with_own_epochs, make_grid
 from hbf.comparison.held_out import held_out_table
 from hbf.comparison.runs import all_finished, run_all
-from hbf.comparison.stored import refuse_packed
+from hbf.comparison.stored import check_runs, refuse_packed
 from hbf.comparison.table import as_json, markdown, read_rows
 from hbf.training.workdir import check_place, held, replace_text
 

@@ -19,7 +19,7 @@ from hbf.models.matching import TOLERANCE, match_parameters, match_steps, units_
 from hbf.tasks.registry import TASKS
 from hbf.tasks.task import Task
 from hbf.training.experiment import Plan, gradients_per_step, make_plan, training_operations
-from hbf.training.workdir import CURE, damaged, differences, read_json, write_json
+from hbf.training.workdir import CURE, damaged, read_json, write_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,18 +228,6 @@ def parse_seeds(text: str) -> tuple[int, ...]:
   if not re.fullmatch(r'(\d+(,\d+)*)?', text):
     raise UserError(f"--seeds={text} is not a list of numbers: expected a list such as '0,1,2'")
   return tuple(map(int, filter(None, text.split(','))))
-
-
-def check_runs(grid: Grid, workdir: pathlib.Path, remedy: str = 'choose another --workdir, or remove it') -> None:
-  """Check that each run of the grid that is already in the folder has the config that the grid gives it.
-
-  Raises:
-    UserError: a config differs. The message names the run and the keys that differ, and ends with `remedy`.
-  """
-  for arm, seed in grid.runs():
-    run = workdir / arm.run_name(seed)
-    if differ := differences(run, arm.config(seed)):
-      raise UserError(f'{run} holds a run of another config ({differ}): {remedy}')
 
 
 def _parse_arm(text: str, config: str, overrides: Sequence[str]) -> Arm:

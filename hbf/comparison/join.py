@@ -4,18 +4,20 @@ python -m hbf.comparison.join runs/here runs/there runs/both
 
 The joined folder has copies of all runs, with their checkpoints. `hbf compare --workdir=runs/both --report` then
 writes one table, and `hbf compare` can add runs. The other arms are compared with the first arm of the first folder.
+A comparison may be packed (`hbf.comparison.pack`). Its finished runs are then joined without checkpoints.
 """
 
 import functools
 import pathlib
 import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 
 from hbf.arguments import Parser
-from hbf.comparison.grid import Grid, check_runs
-from hbf.comparison.pack import new_folder
-from hbf.comparison.stored import RunFolders, refuse_busy, refuse_packed
+from hbf.comparison.grid import Grid
+from hbf.comparison.pack import new_folder, unpack
+from hbf.comparison.stored import PACKED, RunFolders, check_runs, open_runs, refuse_busy
 from hbf.errors import UserError, in_one_line
 
 
@@ -23,40 +25,53 @@ def join(folders: Sequence[pathlib.Path], target: pathlib.Path) -> list[str]:
   """Copy the runs of several comparisons to one folder.
 
   Args:
-    folders: the folders of the comparisons. They are not changed.
+    folders: the folders of the comparisons, packed or not. They are not changed.
     target: folder to make. After an error it does not exist.
 
   Returns:
     The names of the copied runs.
 
   Raises:
-    UserError: a folder is not a comparison, is packed or is in use. Two folders have the same run, or arms of the
+    UserError: a folder is not a comparison, is damaged or is in use. Two folders have the same run, or arms of the
       same name with other options. Or the target exists, or cannot be written.
   """
-  for folder in folders:
-    refuse_packed(folder)
   # An arm keeps the options of the first folder that has it.
   grid = functools.reduce(lambda joined, other: joined.union(other).union(joined), map(Grid.load, folders))
   owners: dict[str, pathlib.Path] = {}
   for folder in folders:
     check_runs(grid, folder, 'join comparisons whose arms of the same name have the same options')
-    for name in RunFolders(folder).names():
+    for name in _runs_to_copy(folder):
       if name in owners:
         raise UserError(f'{owners[name]} and {folder} both have the run {name}: remove one of the two')
       owners[name] = folder
   refuse_busy((*folders, *(folder / name for name, folder in owners.items())))
-  with new_folder(target) as draft:
+  with new_folder(target) as draft, tempfile.TemporaryDirectory(dir=draft) as scratch:
+    sources = {folder: _unpacked(folder, pathlib.Path(scratch, str(i))) for i, folder in enumerate(folders)}
     for name, folder in owners.items():
-      shutil.copytree(folder / name, draft / name, ignore=shutil.ignore_patterns('.lock'))
+      shutil.copytree(sources[folder] / name, draft / name, ignore=shutil.ignore_patterns('.lock'))
     grid.save(draft)
   return list(owners)
+
+
+def _runs_to_copy(folder: pathlib.Path) -> list[str]:
+  """Return the names of a comparison's runs. Packed runs without a result are left out: nothing can use them."""
+  runs = open_runs(folder)
+  return [name for name in runs.names() if isinstance(runs, RunFolders) or runs.result(name)]
+
+
+def _unpacked(folder: pathlib.Path, scratch: pathlib.Path) -> pathlib.Path:
+  """Return the folder of a comparison, or `scratch` with its run folders if it is packed."""
+  if not (folder / PACKED).exists():
+    return folder
+  unpack(folder, scratch)
+  return scratch
 
 
 @in_one_line
 def main(arguments: Sequence[str] | None = None) -> int:
   """Run the command and return its exit status."""
   parser = Parser('hbf.comparison.join', 'Copy the runs of several comparisons to one folder.')
-  parser.add_path('runs', nargs='+', help='the --workdir of each comparison')
+  parser.add_path('runs', nargs='+', help='the --workdir of each comparison, or its packed form')
   parser.add_path('target', help='folder to make, such as runs/both')
   flags = parser.parse_args(arguments)
   names = join(flags.runs, flags.target)

@@ -10,6 +10,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from typing_extensions import override
 
+from hbf.comparison.grid import Grid
 from hbf.comparison.runs import failure
 from hbf.errors import UserError
 from hbf.training.workdir import (
@@ -17,6 +18,7 @@ from hbf.training.workdir import (
   as_config,
   check_keys,
   check_kinds,
+  config_differences,
   damaged,
   in_use,
   load_config,
@@ -95,6 +97,20 @@ def refuse_packed(folder: pathlib.Path) -> None:
       f'{folder} is packed, and no runs can be added: unpack it by python -m hbf.comparison.pack --unpack {folder} '
       'FOLDER, choose another --workdir, or give --report for tables'
     )
+
+
+def check_runs(grid: Grid, folder: pathlib.Path, remedy: str = 'choose another --workdir, or remove it') -> None:
+  """Check that each run of a grid that a comparison folder already has, packed or not, is as the grid describes it.
+
+  Raises:
+    UserError: a config differs. The message names the run and the keys that differ, and ends with `remedy`.
+  """
+  runs = open_runs(folder)
+  for arm, seed in grid.runs():
+    name = arm.run_name(seed)
+    stored = runs.config(name)
+    if stored is not None and (differ := config_differences(stored, arm.config(seed))):
+      raise UserError(f'{folder / name} holds a run of another config ({differ}): {remedy}')
 
 
 def refuse_busy(paths: Iterable[pathlib.Path]) -> None:

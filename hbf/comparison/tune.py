@@ -18,11 +18,11 @@ from rich.console import Console
 
 from hbf.comparison.curves import draw_expected
 from hbf.comparison.devices import Device
-from hbf.comparison.grid import Arm, Comparison, Grid, arms_with_own_epochs, check_runs, label_of, make_grid
+from hbf.comparison.grid import Arm, Comparison, Grid, arms_with_own_epochs, label_of, make_grid
 from hbf.comparison.proposals import RANDOM, RANDOM_SEARCH, STUDY, Draws, Method, Proposals, Studies, check_optuna
 from hbf.comparison.runs import run_all
 from hbf.comparison.space import Option, parse_space
-from hbf.comparison.stored import StoredRuns, open_runs, refuse_packed
+from hbf.comparison.stored import StoredRuns, check_runs, open_runs, refuse_packed
 from hbf.errors import UserError, choose
 from hbf.evaluation.scores import Score
 from hbf.markdown import table

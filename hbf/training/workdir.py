@@ -241,17 +241,24 @@ def claim(workdir: pathlib.Path, config: ConfigDict, data: Mapping[str, Any]) ->
 
 
 def differences(workdir: pathlib.Path, config: ConfigDict) -> str:
-  """Describe the differences of a config from the config of a run.
+  """Describe the differences of a config from the config of a run folder, see `config_differences`.
+
+  Returns:
+    A text; '' if nothing differs, or the folder holds no run.
+  """
+  return config_differences(load_config(workdir), config) if (workdir / 'config.json').exists() else ''
+
+
+def config_differences(stored: ConfigDict, config: ConfigDict) -> str:
+  """Describe the differences of a config from the stored config of a run.
 
   Keys that do not change the learned parameters (FREE) are left out. So are measured keys such as data.mean if
   `config` has no values for them yet.
 
   Returns:
-    A text; '' if nothing differs, or the folder holds no run.
+    A text; '' if nothing differs.
   """
-  if not (workdir / 'config.json').exists():
-    return ''
-  old, new = (flatten(json.loads(c.to_json())) for c in (load_config(workdir), config))
+  old, new = (flatten(json.loads(c.to_json())) for c in (stored, config))
   measured = {f'data.{key}' for key in MEASURED if not new.get(f'data.{key}')}
   keys = sorted((old.keys() | new.keys()) - {*FREE} - measured)
   differ = [f'{key} is {old.get(key)!r} there, {new.get(key)!r} here' for key in keys if old.get(key) != new.get(key)]

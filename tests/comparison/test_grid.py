@@ -13,12 +13,12 @@ from hbf.comparison.grid import (
   Comparison,
   Grid,
   arms_with_own_epochs,
-  check_runs,
   make_grid,
   parse_seeds,
   with_arms,
 )
 from hbf.comparison.presets import PRESETS
+from hbf.comparison.stored import check_runs
 from hbf.errors import UserError
 from hbf.models.build import flops_per_example
 from hbf.training.experiment import make_plan, training_operations

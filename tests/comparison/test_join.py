@@ -46,6 +46,24 @@ def test_a_joined_folder_is_one_comparison(tmp_path, capsys):
   assert (here / 'cifar10-vit-0/result.json').exists()
 
 
+def test_packed_runs_join_without_checkpoints_and_without_runs_that_have_no_result(tmp_path):
+  here = comparison(tmp_path / 'here', ['vit'], (0, 1))
+  (here / 'cifar10-vit-0' / 'printed.log').write_text('printed')
+  (here / 'cifar10-vit-1' / 'result.json').unlink()
+  pack(here, tmp_path / 'packed')
+  there = comparison(tmp_path / 'there', ['vit'], (1,))
+  assert join([tmp_path / 'packed', there], tmp_path / 'both') == ['cifar10-vit-0', 'cifar10-vit-1']
+  assert sorted(path.name for path in (tmp_path / 'both').iterdir()) == [
+    'cifar10-vit-0',
+    'cifar10-vit-1',
+    'grid.json',
+  ]
+  assert sorted(read_rows(Grid.load(tmp_path / 'both'), tmp_path / 'both')[0].results) == [0, 1]
+  assert (tmp_path / 'both/cifar10-vit-0/printed.log').read_text() == 'printed'
+  assert not (tmp_path / 'both/cifar10-vit-0/checkpoints').exists()
+  assert (tmp_path / 'both/cifar10-vit-1/checkpoints').exists()
+
+
 def test_what_cannot_be_joined_is_refused_and_leaves_nothing(tmp_path):
   here, target = comparison(tmp_path / 'here', ['vit'], (0, 1)), tmp_path / 'both'
   there = comparison(tmp_path / 'there', ['vit'], (1,))
@@ -63,7 +81,10 @@ def test_what_cannot_be_joined_is_refused_and_leaves_nothing(tmp_path):
     join([here, tmp_path / 'none'], target)
   with pytest.raises(UserError, match='there exists: choose another folder'):
     join([here], there)
-  pack(here, tmp_path / 'packed')
-  with pytest.raises(UserError, match='packed is packed, and no runs can be added: unpack it'):
-    join([here, tmp_path / 'packed'], target)
+  pack(comparison(tmp_path / 'more', ['vit'], (0, 3)), packed := tmp_path / 'packed')
+  with pytest.raises(UserError, match=r'here and .*packed both have the run cifar10-vit-0: remove one'):
+    join([here, packed], target)
+  pack(other, tmp_path / 'wide')
+  with pytest.raises(UserError, match=r'wide/cifar10-vit-2 holds a run of another config'):
+    join([here, tmp_path / 'wide'], target)
   assert not list(tmp_path.glob('both*'))
