@@ -6,6 +6,7 @@ import numpy as np
 
 from hbf.analysis.trained_run import TrainedRun
 from hbf.analysis.weights import attention_weights
+from hbf.nn.context import grid_positions
 
 IMAGES = 50  # images whose attention weights are in memory at a time
 
@@ -49,8 +50,7 @@ def heads(run: TrainedRun, images: np.ndarray) -> dict[str, Heads]:
 
 def patch_distances(run: TrainedRun) -> np.ndarray:
   """Return the distances [N, N] between the midpoints of all patches of an image. A patch has the side 1."""
-  rows, columns = run.grid
-  positions = np.mgrid[:rows, :columns].reshape(2, -1).T
+  positions = grid_positions(*run.grid).astype(np.float64)
   return np.sqrt(np.square(positions[:, None] - positions[None]).sum(-1))
 
 

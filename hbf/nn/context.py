@@ -1,5 +1,6 @@
 """The context of a call: what a stage may know in addition to the tokens."""
 
+import math
 from typing import Any
 
 import flax.linen as nn
@@ -52,6 +53,10 @@ class Context:
   positions: jax.Array | None = None
   grid: tuple[int, int] | None = flax.struct.field(pytree_node=False, default=None)
   continued: Continued | None = None
+
+  def grid_of(self, count: int) -> tuple[int, int] | None:
+    """Return the rows and columns of patches if `count` tokens are exactly the patches of the grid, else None."""
+    return self.grid if self.grid is not None and math.prod(self.grid) == count else None
 
 
 EVALUATION = Context()  # all tokens see all tokens, and nothing is dropped

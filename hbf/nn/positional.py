@@ -1,6 +1,5 @@
 """Stage 1 over the positions of tokens alone. No contents are compared, so there are no queries and keys."""
 
-import math
 from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
@@ -53,7 +52,7 @@ class PositionalHyperBF(CheckedModule):
     """
     if context.positions is None:
       raise UserError('stage 1 positional needs the positions of the tokens: give a Context with positions')
-    if context.grid and math.prod(context.grid) != tokens.shape[1]:
+    if context.grid and not context.grid_of(tokens.shape[1]):
       rows, columns = context.grid
       raise UserError(
         f'the grid of the Context has {rows}×{columns} patches, and there are {tokens.shape[1]} tokens: leave the '

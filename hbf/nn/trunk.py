@@ -79,7 +79,7 @@ class Trunk(CheckedModule):
     Raises:
       OptionError: tokens cannot be merged as `merge` says, or not be divided into windows.
     """
-    self._check_merge(tokens.shape[1], context.grid)
+    self._check_merge(context.grid_of(tokens.shape[1]))
     if self.window and self.scan_layers:
       raise OptionError(
         f'window={self.window} has two kinds of blocks, and scan_layers loops over one: set one of them off',
@@ -88,8 +88,8 @@ class Trunk(CheckedModule):
     tokens = self._blocks(constrain(tokens, BATCH, None, None), context)[:, read]
     return nn.LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype, name='norm')(tokens)
 
-  def _check_merge(self, length: int, grid: tuple[int, int] | None) -> None:
-    """Raise OptionError if tokens cannot be merged as `merge` says."""
+  def _check_merge(self, grid: tuple[int, int] | None) -> None:
+    """Raise OptionError if tokens cannot be merged as `merge` says. `grid` is None if they are not patches only."""
     if not self.merge:
       return
     wrong, side = '', 2 ** len(self.merge)
@@ -97,7 +97,7 @@ class Trunk(CheckedModule):
       wrong = f'names block {self.merge[-1]} of {self.depth}: use 1 to {self.depth - 1}, or () for one resolution'
     elif self.scan_layers:
       wrong = 'has blocks of several widths, and scan_layers loops over one: set one of them off'
-    elif grid is None or length != grid[0] * grid[1]:
+    elif grid is None:
       wrong = 'needs tokens that are patches only: set pool to mean or sequence'
     elif grid[0] % side or grid[1] % side:
       wrong = (

@@ -56,8 +56,8 @@ def in_windows(
 
 def _checked_grid(length: int, context: Context, window: int) -> tuple[int, int]:
   """Return the grid of a context. Raise OptionError if it cannot be divided into windows."""
-  wrong, grid = '', context.grid
-  if grid is None or math.prod(grid) != length:
+  wrong, grid = '', context.grid_of(length)
+  if grid is None:
     wrong = 'needs tokens that are patches only: set pool to mean or sequence'
   elif context.mask is not None or context.causal:
     wrong = 'takes no mask and no causality: set window to 0'

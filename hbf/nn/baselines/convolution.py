@@ -1,6 +1,5 @@
 """Stage 1 as a convolution over the patches of an image: the control for Gaussians over positions."""
 
-import math
 from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
@@ -66,7 +65,8 @@ class SeparableConvolution(CheckedModule):
       UserError: the context has no grid, or a grid of another number of tokens. Or D is not divisible by the number
         of heads.
     """
-    if context.grid is None or math.prod(context.grid) != tokens.shape[1]:
+    grid = context.grid_of(tokens.shape[1])
+    if grid is None:
       raise UserError(
         f'stage 1 convolution needs a grid of as many patches as tokens, and here are {tokens.shape[1]} tokens and '
         f'grid {context.grid}: use images without a class token (pool mean or sequence)'
@@ -74,7 +74,7 @@ class SeparableConvolution(CheckedModule):
     (values,) = project_qkv(tokens, self.heads, self.dtype, parts='v')
     filters = self.param('filters', INITIALIZERS[self.filters_init], (2, self.heads, self.window))
     of_rows, of_columns = (
-      toeplitz(one, length).astype(values.dtype) for one, length in zip(filters, context.grid, strict=True)
+      toeplitz(one, length).astype(values.dtype) for one, length in zip(filters, grid, strict=True)
     )
     return project_out(sums_over_grid(values, of_rows, of_columns), self.dtype)
 
