@@ -1,9 +1,14 @@
 """Devices for the runs of a comparison."""
 
 import collections
+import contextlib
 import dataclasses
+import fcntl
 import os
+import pathlib
 import re
+import tempfile
+from collections.abc import Iterator, Sequence
 
 from hbf.errors import UserError
 
@@ -81,3 +86,23 @@ def parse_devices(text: str) -> tuple[Device, ...]:
   for device in devices:
     device.environment()  # raises UserError if the device is not allotted
   return tuple(dataclasses.replace(device, shared=counts[device] > 1) for device in devices) or (Device(),)
+
+
+@contextlib.contextmanager
+def cores_held(devices: Sequence[Device]) -> Iterator[list[Device]]:
+  """Hold a lock for each core in a list of devices. Yield the cores whose lock another process of hbf has."""
+  with contextlib.ExitStack() as stack:
+    yield [device for device in devices if device.kind == 'cpu' and not _hold(device.number, stack)]
+
+
+def _hold(core: int, stack: contextlib.ExitStack) -> bool:
+  """Lock a core until the stack is closed. Return False if another process has the lock."""
+  try:
+    path = pathlib.Path(tempfile.gettempdir(), f'hbf-core-{core}.lock')
+    file = stack.enter_context(path.open('a'))
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    return False
+  except OSError:  # another user's file, or no locks: then nothing is known
+    return True
+  return True

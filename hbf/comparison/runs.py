@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
 
-from hbf.comparison.devices import Device
+from hbf.comparison.devices import Device, cores_held
 from hbf.comparison.grid import Grid
 from hbf.evaluation.tables import say
 from hbf.training.signals import signals
@@ -63,7 +63,9 @@ def run_all(
   total, free = len(waiting), collections.deque(devices)
   running: list[_Process] = []
   say(console, f'{len(grid.runs()) - total} runs finished, {total} to do in {workdir}')
-  with signals() as stopped, _stopped_on_error(running):
+  with signals() as stopped, _stopped_on_error(running), cores_held(devices) as busy:
+    for device in busy:
+      say(console, f'{device} has a run of another comparison too, so both are slow: give other cores by --devices')
     while (waiting and not stopped()) or running:
       if stopped():
         for process in running:
