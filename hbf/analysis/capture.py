@@ -17,7 +17,8 @@ class Activations(NamedTuple):
   """Intermediate arrays of a network for B images.
 
   Attributes:
-    tokens: tokens before the first block and after each block, float32 [depth + 1, B, N, D].
+    tokens: tokens before the first block and after each block, depth + 1 arrays float32 [B, N, D]. If blocks have
+      several resolutions, N and D differ.
     points: input of stage 2, float32 [B, N, D], for each block whose stage 2 is a HyperBF.
     responses: responses R of the centers of these blocks, float32 [B, N, heads · A]. Stage 2 computes Σ R c. A head
       has A centers, and the centers of all heads are concatenated.
@@ -27,7 +28,7 @@ class Activations(NamedTuple):
     logits: logits of the classifier, float32 [B, classes].
   """
 
-  tokens: jax.Array
+  tokens: tuple[jax.Array, ...]
   points: dict[str, jax.Array]
   responses: dict[str, jax.Array]
   log_kernels: dict[str, jax.Array]
@@ -65,7 +66,7 @@ def capture(model: ImageClassifier, params: Any, images: jax.Array) -> Activatio
     logits, sown = unrolled(model).apply({'params': params}, images, train=False, mutable=['responses'])
   units = {block: kept['stage2'] for block, kept in sown.get('responses', {}).items()}
   return Activations(
-    tokens=jnp.stack(tokens).astype(jnp.float32),
+    tokens=tuple(z.astype(jnp.float32) for z in tokens),
     points=points,
     responses={block: by_token(unit['responses'][0], points[block].shape[:2]) for block, unit in units.items()},
     log_kernels={block: by_token(unit['log_kernels'][0], points[block].shape[:2]) for block, unit in units.items()},

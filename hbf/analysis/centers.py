@@ -189,9 +189,9 @@ def random_tokens(
     nearest: number of nearest images to find for each random token.
   """
   random = np.random.default_rng(0)
-  rows, columns = run.grid
   nulls = {}
   for block, block_census in found.items():
+    rows, columns, _ = run.patches_of(block)
     own = random.integers(len(images), size=len(block_census.rate))
     token = random.integers(run.first_patch + rows * columns, size=len(own))
     params = _move_centers(run, images, {block: (own, token)})
@@ -251,38 +251,48 @@ def _move_centers(run: TrainedRun, images: np.ndarray, chosen: Mapping[str, tupl
 def class_scores(run: TrainedRun, block: str) -> np.ndarray:
   """Apply the final LayerNorm and the head to what each center adds to a token. Return the scores [U, classes].
 
-  Later blocks and all biases are left out. The LayerNorm does not divide by the standard deviation, because that
+  Later blocks and all biases are left out. A LayerNorm does not divide by the standard deviation, because that
   differs between tokens. The scores of a center therefore rank the classes, but are not logits. Their mean over the
-  classes is 0.
+  classes is 0. If tokens are merged after the block, the scores are the means over the four tokens that become one.
   """
-  params = run.params
+  params: Any = run.params
   added = directions(params, block)
-  centered = added - added.mean(axis=1, keepdims=True)
-  scores = centered * np.asarray(params['norm']['scale']) @ np.asarray(params['head']['kernel'], np.float64)
+  for later in run.model.trunk.merge:
+    if later > int(block.removeprefix('block')):
+      # The layers are linear here. So the mean over the four tokens is a quarter of what all four add together.
+      four = np.tile(added, 4) / 4
+      added = _through(four, params[f'norm_merge{later}'], params[f'merge{later}'])
+  scores = _through(added, params['norm'], params['head'])
   return scores - scores.mean(axis=1, keepdims=True)
 
 
-def crops(run: TrainedRun, images: np.ndarray, tokens: np.ndarray, around: int = 1) -> np.ndarray:
+def _through(added: np.ndarray, norm: Any, dense: Any) -> np.ndarray:
+  """Apply a LayerNorm without its divisor and a dense layer, both without biases, to vectors [U, D]."""
+  centered = added - added.mean(axis=1, keepdims=True)
+  return centered * np.asarray(norm['scale'], np.float64) @ np.asarray(dense['kernel'], np.float64)
+
+
+def crops(run: TrainedRun, block: str, images: np.ndarray, tokens: np.ndarray, around: int = 1) -> np.ndarray:
   """Return parts of images, uint8 [..., side, side, channels]: the patch of one token, and the patches around it.
 
   Pixels outside of the image are gray.
 
   Args:
     run: the run.
+    block: name of the block whose tokens they are.
     images: uint8 [..., height, width, channels].
     tokens: index of a token for each image, int [...]. The class token has no patch, so the patch in the middle of
       the image is returned for it.
     around: number of patches to show on each side of the patch.
   """
-  rows, columns = run.grid
-  patch, positions = run.patch, np.asarray(tokens) - run.first_patch
-  positions = np.where(positions < 0, rows // 2 * columns + columns // 2, positions)
+  shown, positions = run.patches_of(block), np.asarray(tokens) - run.first_patch
+  positions = np.where(positions < 0, shown.middle, positions)
   flat = images.reshape(-1, *images.shape[-3:])
-  margin = around * patch
+  margin = around * shown.side
   padded = np.pad(flat, ((0, 0), (margin, margin), (margin, margin), (0, 0)), constant_values=128)
-  side = patch + 2 * margin
+  side = shown.side + 2 * margin
+  rows, columns = (shown.side * z for z in divmod(positions.ravel(), shown.columns))
   cut = [
-    image[(row := index // columns * patch) : row + side, (column := index % columns * patch) : column + side]
-    for image, index in zip(padded, positions.ravel(), strict=True)
+    image[row : row + side, column : column + side] for image, row, column in zip(padded, rows, columns, strict=True)
   ]
   return np.stack(cut).reshape(*positions.shape, side, side, images.shape[-1])

@@ -6,6 +6,7 @@ import numpy as np
 
 from hbf.analysis.trained_run import TrainedRun
 from hbf.analysis.weights import attention_weights
+from hbf.errors import choose
 from hbf.nn.context import grid_positions
 
 IMAGES = 50  # images whose attention weights are in memory at a time
@@ -34,9 +35,9 @@ def heads(run: TrainedRun, images: np.ndarray) -> dict[str, Heads]:
     images: uint8 [n, height, width, channels].
   """
   found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
-  distances = patch_distances(run)
   for start in range(0, len(images), IMAGES):
     for block, w in _weights(run, images[start : start + IMAGES]).items():
+      distances = patch_distances(run, block)
       patch_weights = w[:, :, run.first_patch :, run.first_patch :]
       far = (patch_weights * distances).sum(-1) / np.maximum(patch_weights.sum(-1), 1e-12)
       part = w / np.maximum(w.sum(-1, keepdims=True), 1e-12)
@@ -48,24 +49,32 @@ def heads(run: TrainedRun, images: np.ndarray) -> dict[str, Heads]:
   }
 
 
-def patch_distances(run: TrainedRun) -> np.ndarray:
-  """Return the distances [N, N] between the midpoints of all patches of an image. A patch has the side 1."""
-  positions = grid_positions(*run.grid).astype(np.float64)
+def patch_distances(run: TrainedRun, block: str) -> np.ndarray:
+  """Return the distances [N, N] between the midpoints of a block's patches. A patch has the side 1."""
+  rows, columns, _ = run.patches_of(block)
+  positions = grid_positions(rows, columns).astype(np.float64)
   return np.sqrt(np.square(positions[:, None] - positions[None]).sum(-1))
 
 
-def maps(run: TrainedRun, images: np.ndarray, token: int) -> dict[str, np.ndarray]:
+def maps(run: TrainedRun, images: np.ndarray, query: str = 'middle') -> dict[str, np.ndarray]:
   """Return for each block the weights with which one token attends to all patches, [n, heads, rows, columns].
 
   Args:
     run: the run.
     images: uint8 [n, height, width, channels], n at most `IMAGES`.
-    token: index of the query token. If there is a class token, it has index 0.
+    query: 'middle' for the patch in the middle of the image, or 'class' for the class token.
+
+  Raises:
+    UserError: the network has no class token, or `query` is something else.
   """
-  return {
-    block: w[:, :, token, run.first_patch :].reshape(*w.shape[:2], *run.grid)
-    for block, w in _weights(run, images).items()
-  }
+  queries = ('middle', 'class') if run.first_patch else ('middle',)
+  choose('query', query, dict.fromkeys(queries))
+  found = {}
+  for block, w in _weights(run, images).items():
+    patches = run.patches_of(block)
+    token = run.first_patch + patches.middle if query == 'middle' else 0
+    found[block] = w[:, :, token, run.first_patch :].reshape(*w.shape[:2], patches.rows, patches.columns)
+  return found
 
 
 def _weights(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
@@ -85,9 +94,14 @@ def token_differences(run: TrainedRun, images: np.ndarray) -> np.ndarray:
   is the mean of this measure over the images. It falls to 0 with depth if attention makes all tokens alike (Dong et
   al. 2021).
   """
-  parts = []
-  for number, activations in run.capture_batches(images):
-    x = np.asarray(activations.tokens, np.float64)[:, number >= 0]
-    rest = x - x.mean(axis=2, keepdims=True)
-    parts.append(np.sqrt(np.square(rest).sum((2, 3)) / np.square(x).sum((2, 3))))
+  parts = [
+    [_difference(np.asarray(tokens, np.float64)[number >= 0]) for tokens in activations.tokens]
+    for number, activations in run.capture_batches(images)
+  ]
   return np.concatenate(parts, axis=1).mean(axis=1)
+
+
+def _difference(x: np.ndarray) -> np.ndarray:
+  """Return ‖X − 1x̄ᵀ‖/‖X‖ for each image of tokens [n, N, D], [n]."""
+  rest = x - x.mean(axis=1, keepdims=True)
+  return np.sqrt(np.square(rest).sum((1, 2)) / np.square(x).sum((1, 2)))

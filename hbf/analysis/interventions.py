@@ -118,7 +118,7 @@ def last_units(run: TrainedRun, images: np.ndarray) -> LastUnits:
   Raises:
     UserError: stage 2 of the last block has no units.
   """
-  block = f'block{run.model.trunk.depth - 1}'
+  block = run.last_block
   written = directions(run.params, block)
   parts = [
     [np.asarray(z, np.float32)[number >= 0] for z in _last(run.model, run.params, inputs)]

@@ -1,5 +1,7 @@
 """Comparison of two runs: similarity of their layers and of their centers."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
@@ -15,15 +17,15 @@ def cka(x: np.ndarray, y: np.ndarray) -> float:
   features, it is about 0 on average, and may be negative. The biased CKA of Kornblith et al. would approach 1 if p
   and q are well above n. CKA does not change if the features are rotated, shifted or scaled.
   """
-  return float(alignment(x[None], y[None])[0, 0])
+  return float(alignment([x], [y])[0, 0])
 
 
-def alignment(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+def alignment(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> np.ndarray:
   """Compute the CKA [K, L] of the K layers of one run with the L layers of another.
 
   Args:
-    one: features of the K layers for n examples, [K, n, p], such as the result of `layers`.
-    other: features of the L layers of the other run for the same examples, [L, n, q].
+    one: features of the K layers for n examples, [n, p] for each layer, such as the result of `layers`.
+    other: features of the L layers of the other run for the same examples, [n, q] for each layer.
   """
   x, y = (np.stack([_u_centered(features).ravel() for features in run]) for run in (one, other))
   scale = np.outer(np.linalg.norm(x, axis=1), np.linalg.norm(y, axis=1))
@@ -45,18 +47,18 @@ def _u_centered(features: np.ndarray) -> np.ndarray:
   return gram
 
 
-def layers(run: TrainedRun, images: np.ndarray) -> np.ndarray:
-  """Return the mean token of each image before the first block and after each of L blocks, float64 [L + 1, n, D].
+def layers(run: TrainedRun, images: np.ndarray) -> list[np.ndarray]:
+  """Return the mean token of each image before the first block and after each of L blocks, L + 1 arrays [n, D].
 
   Args:
     run: the run.
     images: uint8 [n, height, width, channels].
   """
   parts = [
-    np.asarray(activations.tokens, np.float64)[:, number >= 0].mean(axis=2)
+    [np.asarray(tokens, np.float64)[number >= 0].mean(axis=1) for tokens in activations.tokens]
     for number, activations in run.capture_batches(images)
   ]
-  return np.concatenate(parts, axis=1)
+  return [np.concatenate(of_layer) for of_layer in zip(*parts, strict=True)]
 
 
 def matched(one: np.ndarray, other: np.ndarray) -> np.ndarray:

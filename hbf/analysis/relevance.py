@@ -136,9 +136,8 @@ def votes(run: TrainedRun, images: np.ndarray, classes: np.ndarray) -> np.ndarra
   Raises:
     UserError: stage 2 of the last block is not a HyperBF.
   """
-  block = _last_block(run)
-  tokens, responses = _last(run, images, block)
-  return responses * (readout(run, tokens, classes) @ directions(run.params, block).T)
+  tokens, responses = _last(run, images)
+  return responses * (readout(run, tokens, classes) @ directions(run.params, run.last_block).T)
 
 
 def effects(run: TrainedRun, images: np.ndarray, classes: np.ndarray, centers: np.ndarray) -> np.ndarray:
@@ -152,12 +151,11 @@ def effects(run: TrainedRun, images: np.ndarray, classes: np.ndarray, centers: n
     classes: index of a class for each image, int [n].
     centers: indices of k centers for each image, int [n, k]. Only one center at a time is removed.
   """
-  block = _last_block(run)
   whole = _excess(run.logits(images), classes)
   drop = np.empty(centers.shape)
   for center in np.unique(centers):
     image, column = np.nonzero(centers == center)
-    params = silence(run.params, block, [center])
+    params = silence(run.params, run.last_block, [center])
     drop[image, column] = whole[image] - _excess(run.logits(images[image], params), classes[image])
   return drop
 
@@ -168,13 +166,9 @@ def _excess(logits: np.ndarray, classes: np.ndarray) -> np.ndarray:
   return np.take_along_axis(logits, classes[:, None], axis=1)[:, 0] - logits.mean(axis=1)
 
 
-def _last_block(run: TrainedRun) -> str:
-  return f'block{run.model.trunk.depth - 1}'
-
-
-def _last(run: TrainedRun, images: np.ndarray, block: str) -> tuple[np.ndarray, np.ndarray]:
-  """Return the tokens [n, N, D] after the last block `block` and the responses [n, N, U] of its centers, float64."""
-  parts = []
+def _last(run: TrainedRun, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Return the tokens [n, N, D] after the last block and the responses [n, N, U] of its centers, float64."""
+  parts, block = [], run.last_block
   for number, activations in run.capture_batches(images):
     if block not in activations.responses:
       raise UserError(

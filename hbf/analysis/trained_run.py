@@ -1,9 +1,9 @@
-"""A trained run on images whose network has one token for each patch, with the data of the run."""
+"""A trained run on images, with the activations of its network and the patches that its tokens stand for."""
 
 import dataclasses
 import functools
-import pathlib
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,32 +11,38 @@ import numpy as np
 
 from hbf.analysis.capture import Activations, capture
 from hbf.analysis.image_run import BATCH, ImageRun
-from hbf.errors import UserError
-from hbf.models.build import unlike_plain
-from hbf.training.workdir import load_config
+from hbf.analysis.unit_params import block_names
+from hbf.nn.trunk import growth
 
 ROOM = 2**27  # most array elements in the activations of a batch
 
 
+class Patches(NamedTuple):
+  """The patches of an image for which the tokens of a block stand, row by row.
+
+  Attributes:
+    rows: number of rows of patches.
+    columns: number of columns of patches.
+    side: side of a patch in pixels.
+  """
+
+  rows: int
+  columns: int
+  side: int
+
+  @property
+  def middle(self) -> int:
+    """Index of the patch in the middle of the image."""
+    return self.rows // 2 * self.columns + self.columns // 2
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainedRun(ImageRun):
-  """The network of a run on images at a checkpoint, with one token for each patch in all blocks."""
+  """The network of a run on images at a checkpoint.
 
-  @classmethod
-  def check(cls, workdir: pathlib.Path) -> None:
-    """Check that the run is of task classification, and that its network has one resolution and no windows.
-
-    Raises:
-      UserError: one of these is not so.
-    """
-    super().check(workdir)
-    model = load_config(workdir).model
-    if option := unlike_plain(model):
-      words, plain = {'merge': ('several resolutions', '()'), 'window': ('windows', '0')}[option]
-      raise UserError(
-        f'{workdir} holds a network of {words} (model.{option}={model[option]}). The analysis needs one patch for '
-        f'each token, and a stage 1 over all of them: give a run with model.{option}={plain}'
-      )
+  Every token of a block stands for a patch of the image, apart from a class token. In a network of several
+  resolutions (`model.merge`), the tokens of later blocks stand for larger patches.
+  """
 
   def untrained(self, seed: int) -> 'TrainedRun':
     """Return the run with the network's initial parameters for a seed, as a control."""
@@ -45,15 +51,15 @@ class TrainedRun(ImageRun):
     return self.with_params(init(jax.random.key(seed), inputs)['params'])
 
   @property
-  def patch(self) -> int:
-    """Side of a patch in pixels."""
-    return self.model.embed.patch
+  def last_block(self) -> str:
+    """Name of the last block, as in the parameters."""
+    return block_names(self.model)[-1]
 
-  @property
-  def grid(self) -> tuple[int, int]:
-    """Number of rows and number of columns of patches in an image."""
+  def patches_of(self, block: str) -> Patches:
+    """Return the patches for which the tokens of a block stand."""
+    side = self.model.embed.patch * growth(self.model.trunk.merge, int(block.removeprefix('block')))
     height, width, _ = self.task.shape
-    return height // self.patch, width // self.patch
+    return Patches(height // side, width // side, side)
 
   @property
   def first_patch(self) -> int:

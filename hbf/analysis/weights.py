@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from hbf.errors import UserError
 from hbf.models.build import unrolled
 from hbf.models.classifier import ImageClassifier
 from hbf.models.language import LanguageModel
@@ -32,7 +33,15 @@ def attention_weights(model: ImageClassifier | LanguageModel, params: Any, input
 
   Returns:
     float32 [B, heads, N, N] by block: the weight of token j (second N) for token i (first N).
+
+  Raises:
+    UserError: stage 1 mixes tokens in windows, so no head has weights for all tokens.
   """
+  if window := model.trunk.window:
+    raise UserError(
+      f'stage 1 mixes tokens in windows (model.window={window}), whose attention weights are not computed: give a '
+      'run with model.window=0'
+    )
   found: dict[str, jax.Array] = {}
 
   def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:

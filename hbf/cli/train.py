@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     print_result(result, str(workdir / 'result.json'), console)
     if 'average' in result:
       print_result(result['average'], 'average of the parameters', console)
-    if command := TASKS[CONFIG.value.task].demo_command(CONFIG.value.model):
+    if command := TASKS[CONFIG.value.task].demo_command:
       say(console, f'See it at work: {command} --workdir={WORKDIR.value or workdir}')
   return 0
 

@@ -79,14 +79,6 @@ def _build_trunk(config: ConfigDict) -> Trunk:
   )
 
 
-def unlike_plain(config: ConfigDict) -> str:
-  """Return which of the options 'merge' and 'window' is set in the `model` part of a config, or ''.
-
-  Without both, each token of every block is a patch, and stage 1 mixes all of them.
-  """
-  return next((option for option in ('merge', 'window') if config.get(option)), '')
-
-
 def _shared(config: ConfigDict) -> dict[str, Any]:
   """Return the options that both the trunk and the embedding take."""
   return {'dropout': config.dropout, 'dtype': choose('model.dtype', config.dtype, DTYPES)}

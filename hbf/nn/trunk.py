@@ -19,7 +19,10 @@ from hbf.options import BLOCKS, FLAG, NOT_NEGATIVE, POSITIVE, RATE, OptionError,
 
 
 def growth(merge: Sequence[int], block: int) -> int:
-  """Return the width and the units of a block, divided by those of block 0. `merge` is that of `Trunk`."""
+  """Return how many times the width and the units of block 0 a block has. The sides of its patches grow as much.
+
+  `merge` is that of `Trunk`.
+  """
   return 2 ** sum(block >= merged for merged in merge)
 
 

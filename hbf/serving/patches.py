@@ -43,8 +43,7 @@ def nearest_patches(
   """
   run = TrainedRun.of(workdir, checkpoint, average=average, **moved)
   training = run.read('train', TRAINING)
-  block = f'block{run.model.trunk.depth - 1}'
-  found = census(run, training.images).get(block)
+  found = census(run, training.images).get(run.last_block)
   if found is None:
     raise UserError(f'{workdir} holds a network whose last block has no centers: leave out --patches')
 
@@ -59,8 +58,8 @@ def nearest_patches(
         'answer': run.classes[int(answer[0])],
         'center': int(center),
         'vote': float(sums[center]),
-        'patch': png(marked(run, image, int(cast[:, center].argmax()))),
-        'nearest': png(patches(run, training, found, int(center))),
+        'patch': png(marked(run, run.last_block, image, int(cast[:, center].argmax()))),
+        'nearest': png(patches(run, run.last_block, training, found, int(center))),
       }
       for center in np.argsort(-sums, kind='stable')[:VOTERS]
     ]

@@ -21,7 +21,6 @@ from hbf.data.pipeline.order import BalancedOrder
 from hbf.errors import UserError
 from hbf.evaluation.classification import Counts, detail, summarize
 from hbf.evaluation.scores import ACCURACY, CLASSIFICATION, Score
-from hbf.models.build import unlike_plain
 from hbf.tasks.answers import LIKELIEST_CLASSES, AnswerForm
 from hbf.tasks.images import ImageTask, needs_epochs
 
@@ -40,6 +39,7 @@ class Classification(ImageTask):
   """
 
   scores: ClassVar[tuple[Score, ...]] = CLASSIFICATION
+  demo_command: ClassVar[str] = 'python -m hbf explain'
   targets: ClassVar[str] = CLASSES
   answers: ClassVar[AnswerForm] = LIKELIEST_CLASSES
 
@@ -56,11 +56,6 @@ class Classification(ImageTask):
         'data.balance=weights'
       )
     return found | {'label_smoothing': config.train.label_smoothing, 'balance': balance}
-
-  @staticmethod
-  @override
-  def demo_command(model: ConfigDict) -> str:
-    return '' if unlike_plain(model) else 'python -m hbf explain'
 
   # Data.
 

@@ -207,11 +207,7 @@ class NextToken(Language):
   """The prediction of every token from the tokens before it."""
 
   scores: ClassVar[tuple[Score, ...]] = NEXT_TOKEN
-
-  @staticmethod
-  @override
-  def demo_command(model: ConfigDict) -> str:
-    return "python -m hbf generate --prompt='The '"
+  demo_command: ClassVar[str] = "python -m hbf generate --prompt='The '"
 
   @property
   def predictions(self) -> int:
@@ -235,6 +231,7 @@ class MaskedToken(Language):
   """
 
   scores: ClassVar[tuple[Score, ...]] = MASKED_TOKEN
+  demo_command: ClassVar[str] = ''
 
   @property
   def predictions(self) -> int:

@@ -237,9 +237,11 @@ class Task(TaskData, TaskLoss, TaskScores):
   Attributes:
     copies: a function that makes changed copies of a batch's inputs (`hbf.data.augment.copies`). Evaluation averages
       the outputs for the copies. None: no copies.
+    demo_command: a command that shows what a trained run can do, without the flag --workdir. '': no command.
   """
 
   copies: Copies | None = None
+  demo_command: ClassVar[str]
 
   @classmethod
   @abc.abstractmethod
@@ -249,15 +251,6 @@ class Task(TaskData, TaskLoss, TaskScores):
     Raises:
       UserError: a value in the config is not valid, or does not fit the data.
     """
-
-  @staticmethod
-  def demo_command(model: ConfigDict) -> str:
-    """Return a command that shows what a trained run can do, without the flag --workdir. '': there is none.
-
-    Args:
-      model: the `model` part of the run's config.
-    """
-    return ''
 
   @property
   @abc.abstractmethod

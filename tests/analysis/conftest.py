@@ -42,6 +42,12 @@ def run(made):
 
 
 @pytest.fixture(scope='session')
+def merged(made):
+  """Return a run with 4×4 tokens of width 16 in block 0, and 2×2 tokens of width 32 in block 1."""
+  return made(**{'model.merge': (1,), 'model.pool': 'mean'})
+
+
+@pytest.fixture(scope='session')
 def images(run):
   """Return sixteen test images, as uint8."""
   return np.ascontiguousarray(run.test.images[:16])

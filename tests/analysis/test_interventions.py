@@ -19,6 +19,7 @@ KINDS = {
     {'model.stage2.kernel': 'ball_silu', 'model.stage2.normalization': 'none', 'model.stage2.coefficients': 'linear'},
   ),
   'mlp': ('model=vit', {'model.layer_scale': 0.5, 'model.pool': 'cls'}),
+  'merged': ('model=positional', {'model.merge': (1,), 'model.pool': 'mean'}),
 }
 # Networks that a unit can be added to.
 PLAIN = {'model.stage2.normalization': 'none'}

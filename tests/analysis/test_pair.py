@@ -51,9 +51,10 @@ def test_units_find_their_counterparts():
   assert matched(np.c_[x[:, 0], np.ones(300)], x[:, :2]).tolist()[1] == 0  # a constant unit is like none
 
 
-def test_layers_of_a_run_are_those_of_itself(run, images, made):
-  here = layers(run, images)
-  assert here.shape == (3, 16, 16)
+def test_layers_of_a_run_are_those_of_itself(run, merged, images, made):
+  here, there = layers(run, images), layers(merged, images)
+  assert [z.shape for z in here] == [(16, 16)] * 3 and [z.shape for z in there] == [(16, 16), (16, 16), (16, 32)]
+  assert alignment(here, there).shape == (3, 3)
   np.testing.assert_allclose(np.diag(alignment(here, here)), 1)
   assert matched(*(responses(run, images, 'block0'),) * 2).mean() == pytest.approx(1)
   assert responses(made('model=vit'), images, 'block0') is None

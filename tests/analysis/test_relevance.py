@@ -61,6 +61,7 @@ def test_patches_are_painted_over():
   [
     {'model.pool': 'sequence', 'model.stage2.normalization': 'none'},
     {'model.pool': 'cls', 'model.layer_scale': 0.5, 'model.stage2.heads': 2},
+    {'model.pool': 'mean', 'model.merge': (1,)},
     pytest.param({'model.pool': 'mean'}, marks=pytest.mark.slow),
   ],
 )
@@ -70,7 +71,7 @@ def test_votes_and_the_rest_sum_up_to_the_logits(made, images, changes):
   classes = np.arange(len(images)) % 10
   cast = relevance.votes(run, images, classes)
   (number, seen), *_ = run.capture_batches(images)
-  tokens = np.asarray(seen.tokens, np.float64)[-1][number >= 0]
+  tokens = np.asarray(seen.tokens[-1], np.float64)[number >= 0]
   read = relevance.readout(run, tokens, classes)
   params = run.params
   scale = np.asarray(params['block1'].get('scale_stage2', 1.0), np.float64)
@@ -128,20 +129,22 @@ def test_what_is_lost_without_a_center_is_what_the_whole_network_says(made, imag
   assert median_share([[none], [none._replace(adds=4.0, lost=1.0)]]) == 0.25 and median_share([[none]]) == 0
 
 
-@pytest.mark.parametrize('pool', ['mean', 'cls'])
-def test_a_token_is_marked_at_its_patch(made, images, pool):
-  run = made(**{'model.pool': pool})
+@pytest.mark.parametrize(
+  ('pool', 'merge', 'count'), [('mean', (), 4), ('cls', (), 4), ('mean', (1,), 2)], ids=['mean', 'cls', 'merged']
+)
+def test_a_token_is_marked_at_its_patch(made, images, pool, merge, count):
+  run = made(**{'model.pool': pool, 'model.merge': merge})
   dark, times = np.zeros_like(images[0]), 6  # 8 pixels are to be 48
-  for place in (0, 5, 15):
-    frame = (marked(run, dark, place + run.first_patch) == FRAME).all(axis=2)
+  for place in (0, count + 1, count * count - 1):
+    frame = (marked(run, 'block1', dark, place + run.first_patch) == FRAME).all(axis=2)
     rows, columns = np.nonzero(frame)
-    side = times * run.patch
-    assert (rows.min() // side, columns.min() // side) == divmod(place, 4)
+    side = times * 8 // count
+    assert (rows.min() // side, columns.min() // side) == divmod(place, count)
     assert not frame[
       rows.min() + times : rows.max() + 1 - times, columns.min() + times : columns.max() + 1 - times
     ].any()
   if pool == 'cls':
-    assert not marked(run, dark, 0).any()
+    assert not marked(run, 'block1', dark, 0).any()
 
 
 def test_the_picture_has_a_row_an_image(run, images):

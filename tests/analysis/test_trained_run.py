@@ -1,7 +1,6 @@
 """Tests of captured activations, centers, heads and sigmas against direct computations."""
 
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -21,14 +20,12 @@ from hbf.analysis.centers import (
 )
 from hbf.analysis.heads import heads, maps, patch_distances, token_differences
 from hbf.analysis.nearness import image_nearness
+from hbf.analysis.report.page import Gallery
+from hbf.analysis.report.sections import attention
 from hbf.analysis.sigmas import summarize_sigmas
-from hbf.analysis.trained_run import TrainedRun
 from hbf.analysis.weights import attention_weights
-from hbf.config.resolve import resolve
 from hbf.errors import UserError
 from hbf.ops.normalization import normalize
-from hbf.tasks.classification import Classification
-from hbf.training.schema import stamp
 
 
 def captured(run, images):
@@ -61,7 +58,7 @@ def test_logits_are_those_of_the_whole_and_of_the_last_tokens(run, images):
   np.testing.assert_allclose(seen.logits[real], expected, rtol=1e-5, atol=1e-5)
   head = run.params['head']
   np.testing.assert_allclose(seen.features[real] @ head['kernel'] + head['bias'], expected, rtol=1e-4, atol=1e-4)
-  assert seen.tokens.shape[0] == 3
+  assert len(seen.tokens) == 3
 
 
 def test_a_run_with_other_parameters_needs_no_other_program(run, images, monkeypatch):
@@ -191,7 +188,19 @@ def test_an_untrained_network_is_one_of_its_shape(run, images):
   assert not np.asarray(start.params['head']['bias']).any() and np.asarray(run.params['head']['bias']).any()
 
 
-@pytest.mark.parametrize('changes', [{}, {'model.layer_scale': 0.5}])
+def test_scores_of_a_center_before_a_merge_are_means_over_the_four_tokens_that_become_one(merged):
+  added = np.asarray(merged.params['block0']['stage2']['coefficients'][0, 5], np.float64)
+  scores = np.zeros(10)
+  for place in range(4):
+    x = np.zeros(4 * 16)
+    x[16 * place : 16 * (place + 1)] = added
+    for norm, dense in (('norm_merge1', 'merge1'), ('norm', 'head')):
+      x = (x - x.mean()) * np.asarray(merged.params[norm]['scale']) @ np.asarray(merged.params[dense]['kernel'])
+    scores += x / 4
+  np.testing.assert_allclose(class_scores(merged, 'block0')[5], scores - scores.mean(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize('changes', [{}, {'model.layer_scale': 0.5}, {'model.merge': (1,), 'model.pool': 'mean'}])
 def test_what_a_center_writes_is_what_the_head_reads(made, changes):
   run = made(**changes)
   block, norm, head = run.params['block1'], run.params['norm'], run.params['head']
@@ -204,32 +213,48 @@ def test_what_a_center_writes_is_what_the_head_reads(made, changes):
 def test_crops_show_the_patch_in_the_middle(run, images):
   for token in (1, 6, 16):  # behind the class token: a corner, one inside, the other corner
     row, column = divmod(token - 1, 4)
-    cut = crops(run, images[:1], np.array([token]))[0]
+    cut = crops(run, 'block0', images[:1], np.array([token]))[0]
     assert cut.shape == (6, 6, 1)
     np.testing.assert_array_equal(cut[2:4, 2:4], images[0, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2])
-  assert (crops(run, images[:1], np.array([1]))[0][:2] == 128).all()  # beyond the image
-  np.testing.assert_array_equal(crops(run, images[:1], np.array([0]), around=0)[0], images[0, 4:6, 4:6])
+  assert (crops(run, 'block0', images[:1], np.array([1]))[0][:2] == 128).all()  # beyond the image
+  np.testing.assert_array_equal(crops(run, 'block0', images[:1], np.array([0]), around=0)[0], images[0, 4:6, 4:6])
+
+
+def test_tokens_behind_a_merge_stand_for_larger_patches(merged, images):
+  assert [merged.patches_of(f'block{i}') for i in range(2)] == [(4, 4, 2), (2, 2, 4)]
+  np.testing.assert_array_equal(crops(merged, 'block1', images[:1], np.array([1]), around=0)[0], images[0, :4, 4:])
+  seen, real = captured(merged, images)
+  assert [z[real].shape for z in seen.tokens] == [(16, 16, 16), (16, 16, 16), (16, 4, 32)]
+  assert {block: z[real].shape for block, z in seen.points.items()} == {'block0': (16, 16, 16), 'block1': (16, 4, 32)}
+  assert [w.shape for w in maps(merged, images[:3]).values()] == [(3, 2, 4, 4), (3, 2, 2, 2)]
+  assert patch_distances(merged, 'block1').max() == np.sqrt(2)
+  galleries = [part for part in attention.section(merged).parts if isinstance(part, Gallery)]
+  assert [label for _, label in galleries[0].images] == ['query patch', 'block0', 'query patch', 'block1']
+  found = heads(merged, images)
+  assert 1 < found['block1'].tokens.max() <= 4 < found['block0'].tokens.max() <= 16
+  moved = merged.with_params(project_centers(merged, images, census(merged, images)))
+  np.testing.assert_allclose(census(moved, images)['block0'].log_kernels[:, 0], 0, atol=1e-4)  # later tokens change
 
 
 def test_heads_are_described_by_their_weights(run, images):
   found = heads(run, images)
   weights = attention_weights(run.model, run.params, run.normalized(images))
   assert list(found) == ['block0', 'block1']
-  away = patch_distances(run)
+  away = patch_distances(run, 'block1')
   assert away[0, 5] == np.sqrt(2) and away[0, 3] == 3
   w = np.asarray(weights['block1'], np.float64)
   entropy = -(w * np.log(w)).sum(-1)
   np.testing.assert_allclose(found['block1'].tokens, np.exp(entropy).mean((0, 2)), rtol=1e-4)
   patches = w[:, :, 1:, 1:] / w[:, :, 1:, 1:].sum(-1, keepdims=True)
   np.testing.assert_allclose(found['block1'].distance, (patches * away).sum(-1).mean((0, 2)), rtol=1e-4)
-  np.testing.assert_allclose(
-    maps(run, images[3:5], 2)['block1'][0], w[3, :, 2, 1:].reshape(2, 4, 4), rtol=1e-3, atol=1e-6
-  )
+  for query, token in (('middle', 11), ('class', 0)):  # the class token, then patches in rows of four
+    shown = maps(run, images[3:5], query)['block1'][0]
+    np.testing.assert_allclose(shown, w[3, :, token, 1:].reshape(2, 4, 4), rtol=1e-3, atol=1e-6)
 
 
 def test_tokens_that_are_alike_do_not_differ(run, images):
   seen, real = captured(run, images)
-  x = seen.tokens[:, real].astype(np.float64)
+  x = np.stack(seen.tokens)[:, real].astype(np.float64)
   expected = np.linalg.norm(x - x.mean(2, keepdims=True), axis=(2, 3)) / np.linalg.norm(x, axis=(2, 3))
   np.testing.assert_allclose(token_differences(run, images), expected.mean(1), rtol=1e-5)
 
@@ -260,14 +285,8 @@ def test_a_model_without_centers_or_kernels_has_none(made, images):
   assert heads(mixer, images) == {}
 
 
-@pytest.mark.parametrize(
-  ('changes', 'message'),
-  [({'model.merge': (1,), 'model.depth': 2}, 'several resolutions'), ({'model.window': 4}, r'model\.window=4')],
-)
-def test_several_resolutions_and_windows_are_refused_before_anything_is_read(toy, tmp_path, changes, message):
-  config = toy(**changes)
-  (tmp_path / 'config.json').write_text(json.dumps(stamp(json.loads(resolve(config).to_json()))))
-  with pytest.raises(UserError, match=message):
-    TrainedRun.of(tmp_path)
-  assert not Classification.demo_command(config.model)
-  assert Classification.demo_command(toy().model) == 'python -m hbf explain'
+def test_windows_have_no_attention_weights_and_all_else(made, images):
+  run = made(**{'model.window': 2, 'model.pool': 'mean'})
+  assert list(census(run, images)) == ['block0', 'block1'] and len(token_differences(run, images)) == 3
+  with pytest.raises(UserError, match=r'mixes tokens in windows \(model\.window=2\)'):
+    heads(run, images)

@@ -19,37 +19,51 @@ def section(run: TrainedRun) -> Section:
   """Return the section: distances over which heads attend, attention maps, and differences between tokens.
 
   Raises:
-    MissingPart: stage 1 of the model is not softmax or HyperBF attention.
+    MissingPart: stage 1 of the model is not softmax or HyperBF attention, or mixes tokens in windows.
   """
+  if window := run.model.trunk.window:
+    raise MissingPart(
+      f'Stage 1 mixes tokens in windows (model.window={window}), whose weights the page does not show.'
+    )
   images = run.read('test', IMAGES).images
   found = heads(run, images)
   if not found:
     raise MissingPart('Stage 1 of this model is not softmax or HyperBF attention, so it has no attention weights.')
   depth = token_differences(run, images)
+  even = {block: patch_distances(run, block) for block in found}
   numbers: dict[str, Any] = {
-    block: {'distance': h.distance.tolist(), 'tokens': h.tokens.tolist()} for block, h in found.items()
+    block: {
+      'distance': h.distance.tolist(),
+      'tokens': h.tokens.tolist(),
+      'distance_of_even_weights': float(even[block].mean()),
+    }
+    for block, h in found.items()
   }
-  even = float(patch_distances(run).mean())
-  numbers |= {'distance_of_even_weights': even, 'tokens_differ': depth.tolist()}
-  rows = [(block, _sorted_list(h.distance), _sorted_list(h.tokens)) for block, h in found.items()]
+  numbers['tokens_differ'] = depth.tolist()
+  rows = [
+    (
+      block,
+      _sorted_list(h.distance),
+      _sorted_list(h.tokens),
+      f'{even[block].mean():.1f} patches, {len(even[block]) + run.first_patch} tokens',
+    )
+    for block, h in found.items()
+  ]
   header = (
     'block',
     'mean distance of attended patches, a number for each head',
     'effective number of attended tokens',
+    'with uniform weights',
   )
-  count = run.grid[0] * run.grid[1] + run.first_patch
   parts: list[Any] = [
     PageTable(
-      header,
-      rows,
-      'The numbers in each cell are sorted from low to high. Distances are in patches. '
-      f'Uniform weights would give {even:.1f} patches and {count} tokens.',
+      header, rows, 'The numbers in each cell are sorted from low to high. Distances are in patches of the block.'
     ),
     _depth_drawing(depth),
     *_maps(run, images[:: max(1, len(images) // SHOWN)][:SHOWN]),
     Paragraph('The colors of a map run from 0 (dark) to its largest weight (light).'),
   ]
-  command = 'hbf.analysis.heads.heads(run, images); hbf.analysis.heads.maps(run, images, token)'
+  command = 'hbf.analysis.heads.heads(run, images); hbf.analysis.heads.maps(run, images)'
   return Section('attention', 'Attention', parts, numbers, command)
 
 
@@ -71,27 +85,29 @@ def _depth_drawing(depth: np.ndarray) -> Drawing:
 
 def _maps(run: TrainedRun, images: np.ndarray) -> list[Gallery]:
   """Return a gallery for each image: the attention maps of the query patch in the middle of the image."""
-  rows, columns = run.grid
-  middle = rows // 2 * columns + columns // 2
-  found = maps(run, images, run.first_patch + middle)
+  found = maps(run, images)
   return [_map(run, image, {block: w[i] for block, w in found.items()}) for i, image in enumerate(images)]
 
 
 def _map(run: TrainedRun, image: np.ndarray, found: Mapping[str, np.ndarray]) -> Gallery:
   """Return a gallery: an image, then the maps of all heads, block by block.
 
+  If blocks have several resolutions, the image comes again before the first block of each.
+
   Args:
     run: the run.
     image: uint8 [height, width, channels].
     found: the attention weights of the query patch by block, [heads, rows, columns].
   """
-  rows, columns = run.grid
-  times = max(1, SIDE // rows)
   large = enlarged(rgb(image), max(1, SIDE // image.shape[0]))
-  side = large.shape[0] // rows
-  marked = framed(large, rows // 2 * side, columns // 2 * side, side, 2)
-  images = [(png(marked), 'query patch')]
+  images, before = [], None
   for block, weights in found.items():
+    patches = run.patches_of(block)
+    if patches != before:
+      side = large.shape[0] // patches.rows
+      row, column = divmod(patches.middle, patches.columns)
+      images.append((png(framed(large, row * side, column * side, side, 2)), 'query patch'))
+    times, before = max(1, SIDE // patches.rows), patches
     sheets = np.stack([enlarged(colored(head, 0, head.max()), times) for head in weights])
     images.append((png(in_rows(sheets, min(len(sheets), 4), gap=3)), block))
   return Gallery(images, 'Attention weights of the framed patch, a map for each head.', 190)

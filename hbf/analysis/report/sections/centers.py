@@ -142,12 +142,12 @@ def _rows(run: TrainedRun, training: LabeledImages, block: str, found: Census) -
   scores, purity = centers.class_scores(run, block), centers.purity(training.labels, found)
   rows = []
   for a in np.argsort(-found.rate, kind='stable')[:SHOWN]:
-    whole = png(marked(run, training.images[found.images[a, 0]], found.tokens[a, 0]))
+    whole = png(marked(run, block, training.images[found.images[a, 0]], found.tokens[a, 0]))
     rows.append(
       (
         str(a),
         whole,
-        png(patches(run, training, found, a)),
+        png(patches(run, block, training, found, a)),
         f'{100 * found.rate[a]:.1f}',
         f'{100 * purity[a]:.0f}',
         written(run, scores[a]),
@@ -173,29 +173,31 @@ def written(run: TrainedRun, scores: np.ndarray) -> str:
   return ', '.join(f'{sign}{run.classes[i]}' for sign, i in (('+', classes[0]), ('−', classes[-1])))
 
 
-def marked(run: TrainedRun, image: np.ndarray, token: int) -> np.ndarray:
+def marked(run: TrainedRun, block: str, image: np.ndarray, token: int) -> np.ndarray:
   """Return an enlarged image with a frame around the patch of a token, uint8 [height, width, 3].
 
   Args:
     run: the run.
+    block: name of the block whose token it is.
     image: uint8 [height, width, channels].
     token: index of the token. A class token has no patch, so the image gets no frame.
   """
-  index, times = token - run.first_patch, max(1, ROW // image.shape[0])
+  index, times, shown = int(token) - run.first_patch, max(1, ROW // image.shape[0]), run.patches_of(block)
   large = enlarged(rgb(image), times)
   if index < 0:  # a class token has no patch
     return large
-  row, column = np.unravel_index(index, run.grid)
-  side = times * run.patch
-  return framed(large, int(row) * side, int(column) * side, side, width=max(1, times))
+  row, column = divmod(index, shown.columns)
+  side = times * shown.side
+  return framed(large, row * side, column * side, side, width=max(1, times))
 
 
-def patches(run: TrainedRun, training: LabeledImages, found: Census, a: int) -> np.ndarray:
-  """Return an image of the training patches nearest to center a, in a row, uint8 [height, width, 3].
+def patches(run: TrainedRun, block: str, training: LabeledImages, found: Census, a: int) -> np.ndarray:
+  """Return an image of the training patches nearest to center a of a block, in a row, uint8 [height, width, 3].
 
-  Each patch is shown with its neighbors.
+  Each patch is shown with its neighbors, with more of them if patches are small.
   """
-  cut = rgb(centers.crops(run, training.images[found.images[a]], found.tokens[a]))
+  around = max(1, run.patches_of(block).rows // 8)
+  cut = rgb(centers.crops(run, block, training.images[found.images[a]], found.tokens[a], around))
   return in_rows(cut, len(cut), gap=2)
 
 
@@ -205,7 +207,7 @@ def _all(run: TrainedRun, training: LabeledImages, block: str, found: Census) ->
   The centers that are awake for the most tokens come first.
   """
   order = np.argsort(-found.rate, kind='stable')
-  cut = rgb(centers.crops(run, training.images[found.images[order]], found.tokens[order], around=0))
+  cut = rgb(centers.crops(run, block, training.images[found.images[order]], found.tokens[order], around=0))
   side = int(np.sqrt(cut.shape[1]))
   squares = np.stack([in_rows(nearest[: side * side], side, gap=0) for nearest in cut])
   sheet = in_rows(squares, int(np.ceil(np.sqrt(len(squares)))), gap=4)

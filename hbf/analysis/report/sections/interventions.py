@@ -36,13 +36,13 @@ def section(run: TrainedRun, training: LabeledImages, found: Mapping[str, Census
   Raises:
     MissingPart: stage 2 of the last block has neither centers nor hidden units.
   """
-  block = f'block{run.model.trunk.depth - 1}'
+  block = run.last_block
   try:
     count = unit_params.count_units(run.params, block)
   except UserError:
     raise MissingPart('Stage 2 of the last block has neither centers nor hidden units to silence.') from None
-  tokens = run.grid[0] * run.grid[1]
-  images, labels = run.read('test', max(50, min(IMAGES, ROOM // (tokens * count))))
+  rows, columns, _ = run.patches_of(block)
+  images, labels = run.read('test', max(50, min(IMAGES, ROOM // (rows * columns * count))))
   units = interventions.last_units(run, images)
   votes = np.abs(interventions.importance(run, units)['votes']).mean(axis=0)
   which = np.argsort(-votes, kind='stable')[:TRIED].tolist()
@@ -134,7 +134,7 @@ def _units(
   rows = []
   for unit in strongest:
     cells = [str(unit), *effects[unit].texts()]
-    rows.append(cells + ([png(patches(run, training, census, unit))] if census else []))
+    rows.append(cells + ([png(patches(run, block, training, census, unit))] if census else []))
   header = ['unit', 'loss', 'accuracy, points', 'other answers, %'] + (['nearest training patches'] if census else [])
   caption = (
     f'Among the {len(effects)} {kind} of {block} with the strongest votes, the {len(rows)} whose silence raises the '

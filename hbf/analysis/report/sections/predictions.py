@@ -43,9 +43,9 @@ def sections(run: TrainedRun, named: Mapping[str, np.ndarray]) -> list[Section]:
   def answers(shown: np.ndarray) -> np.ndarray:
     return relevance.probabilities(run.logits(shown))
 
-  found = relevance.relevance(answers, images, run.patch, relevance.color(run))
+  found = relevance.relevance(answers, images, run.patches_of(run.last_block).side, relevance.color(run))
   training = run.read('train', TRAINING)
-  last_census = census(run, training.images).get(f'block{run.model.trunk.depth - 1}')
+  last_census = census(run, training.images).get(run.last_block)
   made = []
   for i, (name, p) in enumerate(zip(named, answers(images), strict=True)):
     best = np.argsort(-p, kind='stable')[:NAMED]

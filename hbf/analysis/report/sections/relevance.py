@@ -33,19 +33,17 @@ def section(run: TrainedRun, training: LabeledImages, found: Mapping[str, Census
     found: the census of every block. {} if there are no centers.
   """
   images, labels = run.read('test', IMAGES)
-  fill = relevance.color(run)
+  fill, block = relevance.color(run), run.last_block
+  side = run.patches_of(block).side
 
   def answers(images: np.ndarray) -> np.ndarray:
     return relevance.probabilities(run.logits(images))
 
-  patch_relevance = relevance.relevance(answers, images, run.patch, fill)
+  patch_relevance = relevance.relevance(answers, images, side, fill)
   order = np.argsort(-patch_relevance, axis=1, kind='stable')
-  gone, most_first = relevance.deletion(answers, images, run.patch, fill, order)
+  gone, most_first = relevance.deletion(answers, images, side, fill, order)
   random = np.mean(
-    [
-      relevance.deletion(answers, images, run.patch, fill, drawn)[1]
-      for drawn in relevance.random_orders(*order.shape)
-    ],
+    [relevance.deletion(answers, images, side, fill, drawn)[1] for drawn in relevance.random_orders(*order.shape)],
     axis=0,
   )
   numbers: dict[str, Any] = {
@@ -58,13 +56,12 @@ def section(run: TrainedRun, training: LabeledImages, found: Mapping[str, Census
   parts: list[Any] = [
     Drawing(
       [_curve(gone, most_first, random)],
-      'Mean probability of the answer while more and more patches are painted over with the mean color, on '
-      f'{len(images)} test images. The area under the curve is {most_first.mean():.3f} if the most relevant patches '
-      f'go first, and {random.mean():.3f} for a random order.',
+      f'Mean probability of the answer while more and more patches of {side}×{side} pixels are painted over with the '
+      f'mean color, on {len(images)} test images. The area under the curve is {most_first.mean():.3f} if the most '
+      f'relevant patches go first, and {random.mean():.3f} for a random order.',
     ),
     _maps(run, images, labels, patch_relevance),
   ]
-  block = f'block{run.model.trunk.depth - 1}'
   if block in found:
     cast = strongest(run, images[:SHOWN], run.logits(images[:SHOWN]).argmax(axis=1), VOTERS)
     numbers['votes'] = [[vote._asdict() for vote in image_votes] for image_votes in cast]
@@ -72,7 +69,7 @@ def section(run: TrainedRun, training: LabeledImages, found: Mapping[str, Census
     parts.append(voters(run, training, found[block], images[:SHOWN], cast))
   else:
     parts.append(Paragraph('The last block has no centers, so there are no votes.'))
-  command = 'hbf.analysis.relevance.relevance(answers, images, run.patch, fill)'
+  command = 'hbf.analysis.relevance.relevance(answers, images, run.patches_of(run.last_block).side, fill)'
   return Section('relevance', 'Relevance of patches and centers', parts, numbers, command)
 
 
@@ -102,9 +99,10 @@ def map_of(run: TrainedRun, patch_relevance: np.ndarray) -> np.ndarray:
 
   Args:
     run: the run.
-    patch_relevance: the relevance of each patch, [rows · columns].
+    patch_relevance: the relevance of each patch of the last block, [rows · columns].
   """
-  grid = colored(patch_relevance.reshape(run.grid), 0, patch_relevance.max())
+  rows, columns, _ = run.patches_of(run.last_block)
+  grid = colored(patch_relevance.reshape(rows, columns), 0, patch_relevance.max())
   return enlarged(grid, max(1, SIDE // grid.shape[0]))
 
 
@@ -171,10 +169,10 @@ def voters(
     images: uint8 [n, height, width, channels].
     cast: the strongest votes for each image, as returned by `strongest`.
   """
-  rows = []
+  rows, block = [], run.last_block
   for image, votes in zip(images, cast, strict=True):
     for rank, vote in enumerate(votes):
-      patch, near = marked(run, image, vote.token), patches(run, training, found, vote.center)
+      patch, near = marked(run, block, image, vote.token), patches(run, block, training, found, vote.center)
       name = run.classes[vote.answer] if rank == 0 else ''
       rows.append((name, png(patch), str(vote.center), f'{vote.adds:+.2f}', f'{vote.lost:+.2f}', png(near)))
   header = ('answer', 'this patch', 'center', 'vote', 'logit lost without it', 'looks like these training patches')
@@ -196,10 +194,10 @@ def picture(run: TrainedRun, training: LabeledImages, found: Census, images: np.
   figure = Figure((7.2, 0.3 + 0.62 * len(images)), layout='constrained')
   axes = figure.subplots(len(images), 2, squeeze=False, width_ratios=(1, 10))
   for (left, right), image, vote in zip(axes, images, votes, strict=True):
-    left.imshow(marked(run, image, vote.token))
+    left.imshow(marked(run, run.last_block, image, vote.token))
     label = f'{run.classes[vote.answer]}\nvote {vote.adds:+.2f}\nlost {vote.lost:+.2f}'
     left.set_ylabel(label, rotation=0, ha='right', va='center')
-    right.imshow(patches(run, training, found, vote.center), aspect='equal')
+    right.imshow(patches(run, run.last_block, training, found, vote.center), aspect='equal')
     for axis in (left, right):
       axis.set(xticks=[], yticks=[], frame_on=False)
   axes[0, 0].set_title('this patch', fontsize=10)

@@ -37,7 +37,7 @@ def section(run: TrainedRun, training: LabeledImages, found: Mapping[str, Census
   Raises:
     MissingPart: stage 2 of the last block has no centers.
   """
-  block = f'block{run.model.trunk.depth - 1}'
+  block = run.last_block
   if block not in found:
     raise MissingPart('The last block has no centers, so no center votes for an answer.')
   shown = half_wrong(run.test_logits.argmax(axis=1) == run.test.labels, IMAGES)
@@ -94,7 +94,7 @@ def _image(
   rows = [
     (
       Link(str(vote.center), opened[vote.center]),
-      png(marked(run, image, vote.token)),
+      png(marked(run, run.last_block, image, vote.token)),
       f'{vote.adds:+.2f}',
       f'{vote.lost:+.2f}',
     )
@@ -114,5 +114,5 @@ def _center(
 ) -> Details:
   header = ('nearest training patches', 'class scores', 'loss', 'accuracy, points', 'other answers, %')
   scores = written(run, centers.class_scores(run, block)[center])
-  row: Any = (png(patches(run, training, found, center)), scores, *effect.texts())
+  row: Any = (png(patches(run, block, training, found, center)), scores, *effect.texts())
   return Details(f'Center {center}', [PageTable(header, [row])])
