@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from hbf.analysis.unit_params import in_order
 from hbf.models.build import unrolled
 from hbf.models.classifier import ImageClassifier
 from hbf.nn.block import Block
@@ -17,8 +18,8 @@ class Activations(NamedTuple):
   """Intermediate arrays of a network for B images.
 
   Attributes:
-    tokens: tokens before the first block and after each block, depth + 1 arrays float32 [B, N, D]. If blocks have
-      several resolutions, N and D differ.
+    tokens: tokens before the first block and after each block, depth + 1 arrays float32 [B, N, D]. N and D differ
+      between blocks of several resolutions.
     points: input of stage 2, float32 [B, N, D], for each block whose stage 2 is a HyperBF.
     responses: responses R of the centers of these blocks, float32 [B, N, heads · A]. Stage 2 computes Σ R c. A head
       has A centers, and the centers of all heads are concatenated.
@@ -36,7 +37,6 @@ class Activations(NamedTuple):
   logits: jax.Array
 
 
-@functools.partial(jax.jit, static_argnums=0)
 def capture(model: ImageClassifier, params: Any, images: jax.Array) -> Activations:
   """Run the network once and return its intermediate arrays.
 
@@ -45,6 +45,13 @@ def capture(model: ImageClassifier, params: Any, images: jax.Array) -> Activatio
     params: its parameters.
     images: normalized images, [B, height, width, channels].
   """
+  seen = _capture(model, params, images)
+  by_block = {name: in_order(getattr(seen, name)) for name in ('points', 'responses', 'log_kernels')}
+  return seen._replace(**by_block)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _capture(model: ImageClassifier, params: Any, images: jax.Array) -> Activations:
   tokens: list[jax.Array] = []
   points: dict[str, jax.Array] = {}
   features: list[jax.Array] = []

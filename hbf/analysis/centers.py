@@ -253,13 +253,13 @@ def class_scores(run: TrainedRun, block: str) -> np.ndarray:
 
   Later blocks and all biases are left out. A LayerNorm does not divide by the standard deviation, because that
   differs between tokens. The scores of a center therefore rank the classes, but are not logits. Their mean over the
-  classes is 0. If tokens are merged after the block, the scores are the means over the four tokens that become one.
+  classes is 0. If tokens are merged after the block, the scores are the means over the tokens that become one.
   """
   params: Any = run.params
   added = directions(params, block)
   for later in run.model.trunk.merge:
     if later > int(block.removeprefix('block')):
-      # The layers are linear here. So the mean over the four tokens is a quarter of what all four add together.
+      # The layers are linear here. So the mean over four tokens is a quarter of what all four add together.
       four = np.tile(added, 4) / 4
       added = _through(four, params[f'norm_merge{later}'], params[f'merge{later}'])
   scores = _through(added, params['norm'], params['head'])

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hbf.analysis.trained_run import TrainedRun
+from hbf.analysis.unit_params import in_order
 from hbf.models.build import unrolled
 from hbf.models.classifier import ImageClassifier
 from hbf.nn.hyperbf import HyperBFAttention, HyperBFCenters
@@ -27,8 +28,8 @@ class SigmaSummary:
     kernel: name of the kernel in `hbf.ops.kernels`.
     sigma: all learned σ of the stage, [n]. n is 0 if σ is fixed, or if the kernel has no σ (`signed_gaussian`).
     sigma_init: mean σ at initialization. NaN if no σ is learned.
-    distance: root mean square of the distance ‖W(x − t)‖. In stage 1, x is a query and t a key of the same image. In
-      stage 2, x is a token and t a center.
+    distance: root mean square of the distance ‖W(x − t)‖. In stage 1, x is a query and t a key of the same image, or
+      of the same window (`model.window`), even if a mask hides it. In stage 2, x is a token and t a center.
     metric: difference of the metric from the identity, ‖WᵀW − 1‖/‖1‖ in Frobenius norms, as the mean over the heads.
       None if the metric is not learned.
   """
@@ -65,7 +66,7 @@ def summarize_sigmas(run: TrainedRun, images: np.ndarray) -> dict[str, dict[str,
     found.setdefault(block, {})[stage] = SigmaSummary(
       options.kernel, sigma, sigma_init, float(np.sqrt(square)), metric
     )
-  return found
+  return in_order(found)
 
 
 def _sigma(params: Mapping[str, Any]) -> np.ndarray:
@@ -93,8 +94,12 @@ def _initial_sigmas(model: ImageClassifier, images: jax.Array) -> dict[str, Any]
   """Return log σ at initialization by block and stage. It is the same for every random key."""
   params = model.init(jax.random.key(0), images, train=False)['params']
   return {
-    block: {stage: {n: z for n, z in kept.items() if n == 'log_sigma'} for stage, kept in stages.items()}
-    for block, stages in params.items()
+    block: {
+      stage: {n: z for n, z in parts[stage].items() if n == 'log_sigma'}
+      for stage in ('stage1', 'stage2')
+      if stage in parts
+    }
+    for block, parts in params.items()
     if block.startswith('block')
   }
 

@@ -224,9 +224,9 @@ class Seen(NamedTuple):
 def seen(model: ImageClassifier, params: Params, images: np.ndarray) -> Seen:
   """Return the arrays that the network computes from normalized images [n, height, width, channels]."""
 
-  def see(batch: Any) -> Seen:
+  def see(batch: Any) -> Any:
     found = capture(model, params, batch)
-    return Seen(found.points, found.features, found.logits)
+    return found.points, found.features, found.logits
 
   return Seen(*in_batches(see, images, BATCH))
 

@@ -12,6 +12,7 @@ import numpy as np
 from hbf.analysis.capture import Activations, capture
 from hbf.analysis.image_run import BATCH, ImageRun
 from hbf.analysis.unit_params import block_names
+from hbf.errors import choose
 from hbf.nn.trunk import growth
 
 ROOM = 2**27  # most array elements in the activations of a batch
@@ -56,8 +57,13 @@ class TrainedRun(ImageRun):
     return block_names(self.model)[-1]
 
   def patches_of(self, block: str) -> Patches:
-    """Return the patches for which the tokens of a block stand."""
-    side = self.model.embed.patch * growth(self.model.trunk.merge, int(block.removeprefix('block')))
+    """Return the patches for which the tokens of a block stand, such as 'block0'.
+
+    Raises:
+      UserError: there is no such block.
+    """
+    number = choose('block', block, {name: i for i, name in enumerate(block_names(self.model))})
+    side = self.model.embed.patch * growth(self.model.trunk.merge, number)
     height, width, _ = self.task.shape
     return Patches(height // side, width // side, side)
 

@@ -6,7 +6,7 @@ A unit with coefficients 0 is silenced. A center can also be moved. A unit can b
 functions return new parameters, and the parameters of the run do not change.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -157,8 +157,8 @@ def add(
 
   Raises:
     UserError: there is no such block or head, its stage 2 has no units, or a shape is wrong. Or stage 2 normalizes
-      its responses over the centers, so a new center would change all other responses. Or the network has two
-      resolutions.
+      its responses over the centers, so a new center would change all other responses. Or the network has
+      several resolutions.
   """
   count, stage = count_units(params, block), _stage_of(model)
   rows = {name: _rows(params[name]['stage2'], stage) for name in block_names(model)}
@@ -234,6 +234,11 @@ def _option(stage: Any, name: str) -> Any:
 def block_names(model: Any) -> list[str]:
   """Return the names of a network's blocks, as in its parameters."""
   return [f'block{i}' for i in range(model.trunk.depth)]
+
+
+def in_order(found: Mapping[str, Any]) -> dict[str, Any]:
+  """Return what is known of each block, block by block. A dict from a compiled function has block10 before block2."""
+  return dict(sorted(found.items(), key=lambda item: int(item[0].removeprefix('block'))))
 
 
 # Parameters of HyperBFCenters with the centers on axis 1, and with the centers on axis 2.

@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from hbf.analysis.unit_params import in_order
 from hbf.errors import UserError
 from hbf.models.build import unrolled
 from hbf.models.classifier import ImageClassifier
@@ -18,7 +19,6 @@ from hbf.nn.positional import PositionalHyperBF
 ATTENTION = (SoftmaxAttention, HyperBFAttention, PositionalHyperBF)  # stages 1 with weights, and their subclasses
 
 
-@functools.partial(jax.jit, static_argnums=0)
 def attention_weights(model: ImageClassifier | LanguageModel, params: Any, inputs: jax.Array) -> dict[str, jax.Array]:
   """Compute the attention weights of every head, for each block whose stage 1 is of a kind in `ATTENTION`.
 
@@ -42,6 +42,13 @@ def attention_weights(model: ImageClassifier | LanguageModel, params: Any, input
       f'stage 1 mixes tokens in windows (model.window={window}), whose attention weights are not computed: give a '
       'run with model.window=0'
     )
+  return in_order(_attention_weights(model, params, inputs))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _attention_weights(
+  model: ImageClassifier | LanguageModel, params: Any, inputs: jax.Array
+) -> dict[str, jax.Array]:
   found: dict[str, jax.Array] = {}
 
   def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:

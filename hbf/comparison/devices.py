@@ -8,7 +8,6 @@ import os
 import pathlib
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
 
 from hbf.errors import UserError
 
@@ -88,21 +87,23 @@ def parse_devices(text: str) -> tuple[Device, ...]:
   return tuple(dataclasses.replace(device, shared=counts[device] > 1) for device in devices) or (Device(),)
 
 
-@contextlib.contextmanager
-def cores_held(devices: Sequence[Device]) -> Iterator[list[Device]]:
-  """Hold a lock for each core in a list of devices. Yield the cores whose lock another process of hbf has."""
-  with contextlib.ExitStack() as stack:
-    yield [device for device in devices if device.kind == 'cpu' and not _hold(device.number, stack)]
+def lock_core(core: int) -> tuple[bool, tuple[int, ...]]:
+  """Try to lock a core of the CPU for a run.
 
-
-def _hold(core: int, stack: contextlib.ExitStack) -> bool:
-  """Lock a core until the stack is closed. Return False if another process has the lock."""
+  Returns:
+    True if a run of another process has the lock, and the file descriptors that hold the lock. There are none if the
+    lock is not available. The core stays locked until all copies of the descriptors are closed.
+  """
+  path = pathlib.Path(tempfile.gettempdir(), f'hbf-core-{core}.lock')
+  with contextlib.suppress(OSError):
+    path.touch()
   try:
-    path = pathlib.Path(tempfile.gettempdir(), f'hbf-core-{core}.lock')
-    file = stack.enter_context(path.open('a'))
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except BlockingIOError:
-    return False
-  except OSError:  # another user's file, or no locks: then nothing is known
-    return True
-  return True
+    descriptor = os.open(path, os.O_RDONLY)
+  except OSError:
+    return False, ()
+  try:
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except OSError as error:
+    os.close(descriptor)
+    return isinstance(error, BlockingIOError), ()
+  return False, (descriptor,)

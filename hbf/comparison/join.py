@@ -2,9 +2,10 @@
 
 python -m hbf.comparison.join runs/here runs/there runs/both
 
-The joined folder has copies of all runs, with their checkpoints. `hbf compare --workdir=runs/both --report` then
+The joined folder has copies of all runs. `hbf compare --workdir=runs/both --report` then
 writes one table, and `hbf compare` can add runs. The other arms are compared with the first arm of the first folder.
-A comparison may be packed (`hbf.comparison.pack`). Its finished runs are then joined without checkpoints.
+A comparison may be packed (`hbf.comparison.pack`). Its finished runs are then copied without checkpoints, and all
+other runs with them.
 """
 
 import functools
@@ -17,11 +18,11 @@ from collections.abc import Sequence
 from hbf.arguments import Parser
 from hbf.comparison.grid import Grid
 from hbf.comparison.pack import new_folder, unpack
-from hbf.comparison.stored import PACKED, RunFolders, check_runs, open_runs, refuse_busy
+from hbf.comparison.stored import PACKED, PackedRuns, check_runs, open_runs, refuse_busy
 from hbf.errors import UserError, in_one_line
 
 
-def join(folders: Sequence[pathlib.Path], target: pathlib.Path) -> list[str]:
+def join(folders: Sequence[pathlib.Path], target: pathlib.Path) -> tuple[list[str], list[str]]:
   """Copy the runs of several comparisons to one folder.
 
   Args:
@@ -29,7 +30,7 @@ def join(folders: Sequence[pathlib.Path], target: pathlib.Path) -> list[str]:
     target: folder to make. After an error it does not exist.
 
   Returns:
-    The names of the copied runs.
+    The names of the copied runs, and of the packed runs that are left out, because they have no result.
 
   Raises:
     UserError: a folder is not a comparison, is damaged or is in use. Two folders have the same run, or arms of the
@@ -38,9 +39,14 @@ def join(folders: Sequence[pathlib.Path], target: pathlib.Path) -> list[str]:
   # An arm keeps the options of the first folder that has it.
   grid = functools.reduce(lambda joined, other: joined.union(other).union(joined), map(Grid.load, folders))
   owners: dict[str, pathlib.Path] = {}
+  left_out = []
   for folder in folders:
     check_runs(grid, folder, 'join comparisons whose arms of the same name have the same options')
-    for name in _runs_to_copy(folder):
+    runs = open_runs(folder)
+    for name in runs.names():
+      if isinstance(runs, PackedRuns) and not runs.result(name):
+        left_out.append(name)
+        continue
       if name in owners:
         raise UserError(f'{owners[name]} and {folder} both have the run {name}: remove one of the two')
       owners[name] = folder
@@ -50,13 +56,7 @@ def join(folders: Sequence[pathlib.Path], target: pathlib.Path) -> list[str]:
     for name, folder in owners.items():
       shutil.copytree(sources[folder] / name, draft / name, ignore=shutil.ignore_patterns('.lock'))
     grid.save(draft)
-  return list(owners)
-
-
-def _runs_to_copy(folder: pathlib.Path) -> list[str]:
-  """Return the names of a comparison's runs. Packed runs without a result are left out: nothing can use them."""
-  runs = open_runs(folder)
-  return [name for name in runs.names() if isinstance(runs, RunFolders) or runs.result(name)]
+  return list(owners), left_out
 
 
 def _unpacked(folder: pathlib.Path, scratch: pathlib.Path) -> pathlib.Path:
@@ -74,7 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
   parser.add_path('runs', nargs='+', help='the --workdir of each comparison, or its packed form')
   parser.add_path('target', help='folder to make, such as runs/both')
   flags = parser.parse_args(arguments)
-  names = join(flags.runs, flags.target)
+  names, left_out = join(flags.runs, flags.target)
+  if left_out:
+    print(f'left out, because without a result: {", ".join(left_out)}', file=sys.stderr)
   print(f'{flags.target} has {len(names)} runs: {", ".join(names)}')
   return 0
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
 
-from hbf.comparison.devices import Device, cores_held
+from hbf.comparison.devices import Device, lock_core
 from hbf.comparison.grid import Grid
 from hbf.evaluation.tables import say
 from hbf.training.signals import signals
@@ -63,9 +63,7 @@ def run_all(
   total, free = len(waiting), collections.deque(devices)
   running: list[_Process] = []
   say(console, f'{len(grid.runs()) - total} runs finished, {total} to do in {workdir}')
-  with signals() as stopped, _stopped_on_error(running), cores_held(devices) as busy:
-    for device in busy:
-      say(console, f'{device} has a run of another comparison too, so both are slow: give other cores by --devices')
+  with signals() as stopped, _stopped_on_error(running):
     while (waiting and not stopped()) or running:
       if stopped():
         for process in running:
@@ -76,7 +74,8 @@ def run_all(
           waiting.append(run)
         else:
           running.append(_Process(run, workdir, free.popleft()))
-          say(console, f'{run.name}: started on {running[-1].device}, {len(waiting)} more to do')
+          beside = ' beside another run, so both are slow' if running[-1].crowded else ''
+          say(console, f'{run.name}: started on {running[-1].device}{beside}, {len(waiting)} more to do')
       for process in running:
         process.prune(prune(process.run.name))
       for process in [process for process in running if process.ended()]:
@@ -115,19 +114,25 @@ def failure(workdir: pathlib.Path, name: str) -> str | None:
 
 
 class _Process:
-  """A process of `hbf train`."""
+  """A process of `hbf train`. `crowded` is True if its core has a run of another process too."""
 
   def __init__(self, run: PendingRun, workdir: pathlib.Path, device: Device):
     self.run, self.device = run, device
     self._workdir, self._begin, self._asked_to_stop, self._pruned = workdir, time.monotonic(), False, ''
-    with open(_new_log(workdir, run.name), 'x') as log:
-      self._process = subprocess.Popen(
-        [*TRAIN, *run.arguments, f'--workdir={workdir / run.name}'],
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        env=os.environ | device.environment(),
-      )
+    self.crowded, locks = lock_core(device.number) if device.kind == 'cpu' else (False, ())
+    try:
+      with open(_new_log(workdir, run.name), 'x') as log:
+        self._process = subprocess.Popen(
+          [*TRAIN, *run.arguments, f'--workdir={workdir / run.name}'],
+          stdin=subprocess.DEVNULL,
+          stdout=log,
+          stderr=subprocess.STDOUT,
+          env=os.environ | device.environment(),
+          pass_fds=locks,
+        )
+    finally:
+      for descriptor in locks:  # the run has a copy, and so the lock, until it ends
+        os.close(descriptor)
     if device.kind == 'cpu':
       with contextlib.suppress(ProcessLookupError):
         os.sched_setaffinity(self._process.pid, {device.number})  # its later threads inherit the core

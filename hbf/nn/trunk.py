@@ -19,7 +19,7 @@ from hbf.options import BLOCKS, FLAG, NOT_NEGATIVE, POSITIVE, RATE, OptionError,
 
 
 def growth(merge: Sequence[int], block: int) -> int:
-  """Return how many times the width and the units of block 0 a block has. The sides of its patches grow as much.
+  """Return the factor by which a block is wider than block 0, and has more units. Its patches are as much longer.
 
   `merge` is that of `Trunk`.
   """

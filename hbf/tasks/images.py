@@ -82,7 +82,6 @@ class ImageTask(Task):
   example: ClassVar[str] = 'image'
   unit: ClassVar[str] = 'image'
   label_names: ClassVar[tuple[str, ...]] = ('labels',)
-  demo_command: ClassVar[str] = ''
   targets: ClassVar[str]
   answers: ClassVar[AnswerForm]
 

@@ -231,7 +231,6 @@ class MaskedToken(Language):
   """
 
   scores: ClassVar[tuple[Score, ...]] = MASKED_TOKEN
-  demo_command: ClassVar[str] = ''
 
   @property
   def predictions(self) -> int:

@@ -241,7 +241,7 @@ class Task(TaskData, TaskLoss, TaskScores):
   """
 
   copies: Copies | None = None
-  demo_command: ClassVar[str]
+  demo_command: ClassVar[str] = ''
 
   @classmethod
   @abc.abstractmethod

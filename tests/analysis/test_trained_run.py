@@ -260,7 +260,7 @@ def test_tokens_that_are_alike_do_not_differ(run, images):
 
 
 def test_sigmas_are_summarized_with_their_values_at_init(made, images):
-  run = made(**{'model.stage1.sigma_per': 'layer'})
+  run = made(**{'model.stage1.sigma_per': 'layer', 'model.layer_scale': 0.5})
   found = summarize_sigmas(run, images)
   unit = run.params['block0']['stage2']
   here = found['block0']['stage2']
@@ -283,6 +283,12 @@ def test_a_model_without_centers_or_kernels_has_none(made, images):
   mixer = made('model=mixer')
   assert census(mixer, images) == {} and image_nearness(mixer, images) == {} and summarize_sigmas(mixer, images) == {}
   assert heads(mixer, images) == {}
+
+
+def test_blocks_come_in_their_order(made, images):
+  run = made(**{'model.depth': 11})
+  blocks = [f'block{i}' for i in range(11)]
+  assert list(census(run, images)) == list(heads(run, images)) == list(summarize_sigmas(run, images)) == blocks
 
 
 def test_windows_have_no_attention_weights_and_all_else(made, images):

@@ -20,7 +20,7 @@ from rich.console import Console
 from hbf import cli
 from hbf.comparison import runs
 from hbf.comparison.compare import compare, report
-from hbf.comparison.devices import Device, cores_held
+from hbf.comparison.devices import Device
 from hbf.comparison.grid import Arm, Comparison, Grid
 from hbf.comparison.stored import open_runs
 from hbf.comparison.table import read_rows
@@ -210,13 +210,17 @@ def test_a_run_that_is_stopped_as_it_starts_has_not_failed(tmp_path, monkeypatch
 def test_a_core_with_a_run_of_another_comparison_is_named(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
   core = Device('cpu', min(os.sched_getaffinity(0)))
+  monkeypatch.setattr(runs, 'TRAIN', (sys.executable, '-c', 'import time; time.sleep(60)'))
+  (tmp_path / 'one').mkdir()
+  other = runs._Process(runs.PendingRun('other', ()), tmp_path / 'one', core)
   monkeypatch.setattr(runs, 'TRAIN', (sys.executable, '-c', TRAIN))
-  for name, warned in (('one', False), ('two', True), ('three', False)):
+  for name, beside in (('two', ' beside another run, so both are slow'), ('three', '')):
     (tmp_path / name).mkdir()
-    with cores_held([core]) if warned else contextlib.nullcontext():
-      runs.run_all(Grid((Arm('digits', 'vit', ()),), (0,)), tmp_path / name, [core], Console(file=sys.stdout))
+    runs.run_all(Grid((Arm('digits', 'vit', ()),), (0,)), tmp_path / name, [core], Console(file=sys.stdout))
     said = capsys.readouterr().out.replace('\n', ' ')
-    assert (f'{core} has a run of another comparison too' in said) == warned and 'finished after' in said
+    assert f'started on {core}{beside}, 0 more to do' in said and 'finished after' in said
+    other._process.kill()  # as if its comparison were killed too: the lock ends with the run
+    other._process.wait()
 
 
 def test_an_error_stops_the_runs(tmp_path, monkeypatch):

@@ -46,13 +46,14 @@ def test_a_joined_folder_is_one_comparison(tmp_path, capsys):
   assert (here / 'cifar10-vit-0/result.json').exists()
 
 
-def test_packed_runs_join_without_checkpoints_and_without_runs_that_have_no_result(tmp_path):
+def test_packed_runs_join_without_checkpoints_and_without_runs_that_have_no_result(tmp_path, capsys):
   here = comparison(tmp_path / 'here', ['vit'], (0, 1))
   (here / 'cifar10-vit-0' / 'printed.log').write_text('printed')
   (here / 'cifar10-vit-1' / 'result.json').unlink()
   pack(here, tmp_path / 'packed')
   there = comparison(tmp_path / 'there', ['vit'], (1,))
-  assert join([tmp_path / 'packed', there], tmp_path / 'both') == ['cifar10-vit-0', 'cifar10-vit-1']
+  assert main([str(tmp_path / 'packed'), str(there), str(tmp_path / 'both')]) == 0
+  assert capsys.readouterr().err == 'left out, because without a result: cifar10-vit-1\n'
   assert sorted(path.name for path in (tmp_path / 'both').iterdir()) == [
     'cifar10-vit-0',
     'cifar10-vit-1',

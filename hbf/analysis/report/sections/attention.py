@@ -19,13 +19,16 @@ def section(run: TrainedRun) -> Section:
   """Return the section: distances over which heads attend, attention maps, and differences between tokens.
 
   Raises:
-    MissingPart: stage 1 of the model is not softmax or HyperBF attention, or mixes tokens in windows.
+    MissingPart: stage 1 of the model is not softmax or HyperBF attention.
   """
-  if window := run.model.trunk.window:
-    raise MissingPart(
-      f'Stage 1 mixes tokens in windows (model.window={window}), whose weights the page does not show.'
-    )
   images = run.read('test', IMAGES).images
+  if window := run.model.trunk.window:
+    about = Paragraph(f'Stage 1 mixes tokens in windows (model.window={window}), whose weights are not shown.')
+    depth = token_differences(run, images)
+    command = 'hbf.analysis.heads.token_differences(run, images)'
+    return Section(
+      'attention', 'Attention', [about, _depth_drawing(depth)], {'tokens_differ': depth.tolist()}, command
+    )
   found = heads(run, images)
   if not found:
     raise MissingPart('Stage 1 of this model is not softmax or HyperBF attention, so it has no attention weights.')
