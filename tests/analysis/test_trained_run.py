@@ -229,6 +229,7 @@ def test_tokens_behind_a_merge_stand_for_larger_patches(merged, images):
   assert [w.shape for w in maps(merged, images[:3]).values()] == [(3, 2, 4, 4), (3, 2, 2, 2)]
   assert patch_distances(merged, 'block1').max() == np.sqrt(2)
   galleries = [part for part in attention.section(merged).parts if isinstance(part, Gallery)]
+  assert len(galleries) == 3
   assert [label for _, label in galleries[0].images] == ['query patch', 'block0', 'query patch', 'block1']
   found = heads(merged, images)
   assert 1 < found['block1'].tokens.max() <= 4 < found['block0'].tokens.max() <= 16
@@ -283,6 +284,12 @@ def test_a_model_without_centers_or_kernels_has_none(made, images):
   mixer = made('model=mixer')
   assert census(mixer, images) == {} and image_nearness(mixer, images) == {} and summarize_sigmas(mixer, images) == {}
   assert heads(mixer, images) == {}
+
+
+def test_maps_of_positions_alone_are_shown_once(made):
+  parts = attention.section(made('model=positional')).parts
+  assert len([part for part in parts if isinstance(part, Gallery)]) == 1
+  assert parts[-1].text.endswith('All images have the same maps.')
 
 
 def test_blocks_come_in_their_order(made, images):

@@ -64,7 +64,6 @@ def section(run: TrainedRun) -> Section:
     ),
     _depth_drawing(depth),
     *_maps(run, images[:: max(1, len(images) // SHOWN)][:SHOWN]),
-    Paragraph('The colors of a map run from 0 (dark) to its largest weight (light).'),
   ]
   command = 'hbf.analysis.heads.heads(run, images); hbf.analysis.heads.maps(run, images)'
   return Section('attention', 'Attention', parts, numbers, command)
@@ -86,10 +85,19 @@ def _depth_drawing(depth: np.ndarray) -> Drawing:
   )
 
 
-def _maps(run: TrainedRun, images: np.ndarray) -> list[Gallery]:
-  """Return a gallery for each image: the attention maps of the query patch in the middle of the image."""
+def _maps(run: TrainedRun, images: np.ndarray) -> list[Gallery | Paragraph]:
+  """Return a gallery for each image: the attention maps of the query patch in the middle of the image.
+
+  If all images have the same maps, as in a stage 1 that compares positions only, there is one gallery.
+  """
   found = maps(run, images)
-  return [_map(run, image, {block: w[i] for block, w in found.items()}) for i, image in enumerate(images)]
+  same = all(np.allclose(w, w[:1]) for w in found.values())
+  shown = [
+    _map(run, image, {block: w[i] for block, w in found.items()})
+    for i, image in enumerate(images[:1] if same else images)
+  ]
+  about = 'The colors of a map run from 0 (dark) to its largest weight (light).'
+  return [*shown, Paragraph(about + ' All images have the same maps.' * same)]
 
 
 def _map(run: TrainedRun, image: np.ndarray, found: Mapping[str, np.ndarray]) -> Gallery:
