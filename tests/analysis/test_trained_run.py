@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from ops.keywords import log_responses
 
+from hbf.analysis.capture import capture
 from hbf.analysis.centers import (
   census,
   class_scores,
@@ -20,11 +21,13 @@ from hbf.analysis.centers import (
 )
 from hbf.analysis.heads import heads, maps, patch_distances, token_differences
 from hbf.analysis.nearness import image_nearness
-from hbf.analysis.report.page import Gallery
-from hbf.analysis.report.sections import attention
+from hbf.analysis.report.page import Gallery, render
+from hbf.analysis.report.sections import attention, centers, relevance
+from hbf.analysis.report.sections.relevance import strongest
 from hbf.analysis.sigmas import summarize_sigmas
 from hbf.analysis.weights import attention_weights
 from hbf.errors import UserError
+from hbf.models.build import abstract_params
 from hbf.ops.normalization import normalize
 
 
@@ -292,10 +295,15 @@ def test_maps_of_positions_alone_are_shown_once(made):
   assert parts[-1].text.endswith('All images have the same maps.')
 
 
-def test_blocks_come_in_their_order(made, images):
-  run = made(**{'model.depth': 11})
-  blocks = [f'block{i}' for i in range(11)]
-  assert list(census(run, images)) == list(heads(run, images)) == list(summarize_sigmas(run, images)) == blocks
+def test_blocks_come_in_their_order(run):
+  model, found = run.model.clone(trunk=run.model.trunk.clone(depth=11)), []
+
+  def see(params, images):
+    found.extend([capture(model, params, images).points, attention_weights(model, params, images)])
+
+  shapes = abstract_params(model, run.task.shape), jax.ShapeDtypeStruct((1, *run.task.shape), jnp.float32)
+  jax.eval_shape(see, *shapes)  # nothing is compiled
+  assert list(found[0]) == list(found[1]) == [f'block{i}' for i in range(11)]
 
 
 def test_windows_have_no_attention_weights_and_all_else(made, images):
@@ -303,3 +311,13 @@ def test_windows_have_no_attention_weights_and_all_else(made, images):
   assert list(census(run, images)) == ['block0', 'block1'] and len(token_differences(run, images)) == 3
   with pytest.raises(UserError, match=r'mixes tokens in windows \(model\.window=2\)'):
     heads(run, images)
+  assert list(attention.section(run).numbers) == ['tokens_differ']
+
+
+def test_sections_show_the_patches_of_their_block(merged):
+  training = merged.read('train', 60)
+  made, found = centers.section(merged, training)
+  assert [made.numbers[block]['centers'] for block in found] == [12, 24]
+  html = render('two resolutions', '', [made, relevance.section(merged, training, found)])
+  assert 'patches of 4×4 pixels are painted over' in html
+  assert len(strongest(merged, training.images[:2], np.zeros(2, int), 3)[0]) == 3

@@ -24,7 +24,6 @@ from hbf.analysis.report.prediction_page import write_page
 from hbf.analysis.report.sections import centers, corrupted, interventions, outliers, summary, voters
 from hbf.analysis.trained_run import TrainedRun
 from hbf.errors import UserError
-from hbf.serving.patches import nearest_patches
 from hbf.training.loop import train
 from hbf.training.predict import read_image
 from hbf.training.writers import read_metrics
@@ -160,20 +159,6 @@ def test_a_model_that_lacks_a_part_says_so(toy, tmp_path, few):
     'voters',
   ]
   assert 'no centers' in made['centers'].numbers['lacks']
-
-
-def test_a_network_of_two_resolutions_with_windows_lacks_only_the_weights_of_attention(toy, tmp_path, few):
-  options = {'model.depth': 2, 'model.patch': 2, 'model.pool': 'mean', 'model.merge': (1,), 'model.window': 2}
-  train(toy('model=positional', **options, **{'train.epochs': 0.1}), tmp_path / 'run', QUIET, ONE)
-  run = TrainedRun.of(tmp_path / 'run')
-  made = list(explain(run, None, [])[1])
-  numbers_of = {section.name: section.numbers for section in made}
-  assert list(numbers_of['attention']) == ['tokens_differ'] and not [
-    of for of in numbers_of.values() if 'lacks' in of
-  ]
-  assert 'patches of 4×4 pixels' in render('two resolutions', '', made)
-  voters = nearest_patches(tmp_path / 'run', 'latest', False)(run.test.images[0])
-  assert len(voters) > 1 and voters[0]['vote'] >= voters[1]['vote']
 
 
 def test_two_runs_stand_beside_each_other(finished, page):
