@@ -34,6 +34,7 @@ class Census:
       an image counts.
     tokens: index of the nearest token in each of these images, int [U, k].
     log_kernels: log K of the nearest token in each of these images, float32 [U, k].
+    responses: response R to this token, float32 [U, k].
     rate: fraction of the tokens for which the center is awake (`hbf.evaluation.unit_health.awake`), [U].
     mean: mean over the tokens of the response R, [U].
     deviation: standard deviation over the tokens of the response, [U].
@@ -45,6 +46,7 @@ class Census:
   images: np.ndarray
   tokens: np.ndarray
   log_kernels: np.ndarray
+  responses: np.ndarray
   rate: np.ndarray
   mean: np.ndarray
   deviation: np.ndarray
@@ -138,6 +140,7 @@ def _reduced(responses: jax.Array, log_kernels: jax.Array, real: jax.Array, near
     'image': image,
     'token': jnp.take_along_axis(token.T, image, axis=1),
     'log_kernel': best,
+    'response': jnp.take_along_axis(jnp.take_along_axis(responses, token[:, None], axis=1)[:, 0].T, image, axis=1),
     'count': jnp.sum(awake(log_kernels) & counted, axis=(0, 1)),
     'awake': jnp.sum(jnp.where(real[:, None], 1 / jnp.sum(share**2, axis=-1), 0)),
     'peak': jnp.abs(flat).max(axis=0),
@@ -152,9 +155,10 @@ def _census(parts: Sequence[Mapping[str, np.ndarray]], nearest: int, gradient: n
 
   `gradient` is the result of `coefficient_gradients` for the block, [U], or None if it is unknown.
   """
-  joined = {name: np.concatenate([part[name] for part in parts], axis=1) for name in ('image', 'token', 'log_kernel')}
+  names = ('image', 'token', 'log_kernel', 'response')
+  joined = {name: np.concatenate([part[name] for part in parts], axis=1) for name in names}
   order = np.argsort(-joined['log_kernel'], axis=1, kind='stable')[:, :nearest]
-  image, token, log_kernel = (np.take_along_axis(z, order, axis=1) for z in joined.values())
+  image, token, log_kernel, response = (np.take_along_axis(z, order, axis=1) for z in joined.values())
   sums: dict[str, Any] = {name: np.sum([part[name] for part in parts], axis=0, dtype=np.float64) for name in SUMS}
   tokens, count, effective, total, products = (sums[name] for name in SUMS)
   mean: np.ndarray = total / tokens
@@ -165,7 +169,7 @@ def _census(parts: Sequence[Mapping[str, np.ndarray]], nearest: int, gradient: n
   peak = np.max([part['peak'] for part in parts], axis=0)
   found = jax.device_get(health(peak, mean, deviation, gradient))
   share = count / tokens, mean, deviation, correlation, float(effective / tokens)
-  return Census(found, image, token, log_kernel, *share)
+  return Census(found, image, token, log_kernel, response, *share)
 
 
 def purity(labels: np.ndarray, found: Census) -> np.ndarray:
@@ -198,7 +202,8 @@ def random_tokens(
     null = census(run.with_params(params), images, nearest + 1)[block]
     kept = np.argsort(null.images == own[:, None], axis=1, kind='stable')[:, : min(nearest, len(images) - 1)]
     near: dict[str, Any] = {
-      name: np.take_along_axis(getattr(null, name), kept, axis=1) for name in ('images', 'tokens', 'log_kernels')
+      name: np.take_along_axis(getattr(null, name), kept, axis=1)
+      for name in ('images', 'tokens', 'log_kernels', 'responses')
     }
     nulls[block] = dataclasses.replace(null, **near)
   return nulls
@@ -248,15 +253,19 @@ def _move_centers(run: TrainedRun, images: np.ndarray, chosen: Mapping[str, tupl
   return params
 
 
-def class_scores(run: TrainedRun, block: str) -> np.ndarray:
+def class_scores(run: TrainedRun, block: str, found: Census) -> np.ndarray:
   """Apply the final LayerNorm and the head to what each center adds to a token. Return the scores [U, classes].
+
+  A center with linear coefficients may respond less to the nearest tokens than to others, with a negative response.
+  Then it subtracts its coefficients. The block's census `found` has both responses.
 
   Later blocks and all biases are left out. A LayerNorm does not divide by the standard deviation, because that
   differs between tokens. The scores of a center therefore rank the classes, but are not logits. Their mean over the
   classes is 0. If tokens are merged after the block, the scores are the means over the tokens that become one.
   """
   params: Any = run.params
-  added = directions(params, block)
+  sign = np.where(found.responses.mean(axis=1) < found.mean, -1, 1)
+  added = directions(params, block) * sign[:, None]
   for later in run.model.trunk.merge:
     if later > int(block.removeprefix('block')):
       # The layers are linear here. So the mean over four tokens is a quarter of what all four add together.

@@ -89,6 +89,8 @@ def test_nearest_patches_are_those_of_brute_force(run, images):
     r = np.asarray(normalize(jnp.asarray(log_k), 'layer')).reshape(-1, units)
     np.testing.assert_allclose(found[block].mean, r.mean(0), rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(found[block].deviation, r.std(0), rtol=1e-2, atol=1e-4)
+    near = r.reshape(log_k.shape)[nearest, tokens, np.arange(units)[:, None]]
+    np.testing.assert_allclose(found[block].responses, near, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(found[block].correlation, np.corrcoef(r.T), atol=2e-2)
     moved = project_centers(run, images, found)[block]['stage2']['centers'][0]
     np.testing.assert_allclose(moved, points[nearest[:, 0], tokens[:, 0]], rtol=1e-5, atol=1e-5)
@@ -191,8 +193,20 @@ def test_an_untrained_network_is_one_of_its_shape(run, images):
   assert not np.asarray(start.params['head']['bias']).any() and np.asarray(run.params['head']['bias']).any()
 
 
+def test_scores_are_the_same_if_responses_and_coefficients_change_their_signs(made, images):
+  run = made(**{'model.stage2.coefficients': 'linear', 'model.stage2.normalization': 'none'})
+  unit = run.params['block1']['stage2']
+  turned = unit | {name: -unit[name] for name in ('slopes', 'slope_bias', 'coefficients')}
+  other = run.with_params(run.params | {'block1': run.params['block1'] | {'stage2': turned}})
+  np.testing.assert_allclose(other.logits(images), run.logits(images), rtol=1e-4, atol=1e-5)
+  one, two = (class_scores(z, 'block1', census(z, images)['block1']) for z in (run, other))
+  np.testing.assert_allclose(one, two, atol=1e-6)
+
+
 def test_scores_of_a_center_before_a_merge_are_means_over_the_four_tokens_that_become_one(merged):
-  added = np.asarray(merged.params['block0']['stage2']['coefficients'][0, 5], np.float64)
+  found = census(merged, merged.test.images[:16])['block0']
+  near = np.argmax(found.responses.mean(axis=1) - found.mean)
+  added = np.asarray(merged.params['block0']['stage2']['coefficients'][0, near], np.float64)
   scores = np.zeros(10)
   for place in range(4):
     x = np.zeros(4 * 16)
@@ -200,17 +214,20 @@ def test_scores_of_a_center_before_a_merge_are_means_over_the_four_tokens_that_b
     for norm, dense in (('norm_merge1', 'merge1'), ('norm', 'head')):
       x = (x - x.mean()) * np.asarray(merged.params[norm]['scale']) @ np.asarray(merged.params[dense]['kernel'])
     scores += x / 4
-  np.testing.assert_allclose(class_scores(merged, 'block0')[5], scores - scores.mean(), rtol=1e-4, atol=1e-6)
+  expected = scores - scores.mean()
+  np.testing.assert_allclose(class_scores(merged, 'block0', found)[near], expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize('changes', [{}, {'model.layer_scale': 0.5}, {'model.merge': (1,), 'model.pool': 'mean'}])
-def test_what_a_center_writes_is_what_the_head_reads(made, changes):
+def test_what_a_center_writes_is_what_the_head_reads(made, images, changes):
   run = made(**changes)
   block, norm, head = run.params['block1'], run.params['norm'], run.params['head']
-  scores = class_scores(run, 'block1')
-  c = np.asarray(block['stage2']['coefficients'][0, 5], np.float64) * np.asarray(block.get('scale_stage2', 1.0))
+  found = census(run, images)['block1']
+  near = np.argmax(found.responses.mean(axis=1) - found.mean)  # a center that responds to near tokens
+  c = np.asarray(block['stage2']['coefficients'][0, near], np.float64) * np.asarray(block.get('scale_stage2', 1.0))
   logits = (c - c.mean()) * np.asarray(norm['scale']) @ np.asarray(head['kernel'])
-  np.testing.assert_allclose(scores[5], logits - logits.mean(), rtol=1e-5, atol=1e-6)
+  scores = class_scores(run, 'block1', found)
+  np.testing.assert_allclose(scores[near], logits - logits.mean(), rtol=1e-5, atol=1e-6)
 
 
 def test_crops_show_the_patch_in_the_middle(run, images):

@@ -139,7 +139,7 @@ def _rates(found: Mapping[str, Census]) -> Drawing:
 
 def _rows(run: TrainedRun, training: LabeledImages, block: str, found: Census) -> PageTable:
   """Return a table of the centers that are awake for the most tokens, with nearest patches and favored classes."""
-  scores, purity = centers.class_scores(run, block), centers.purity(training.labels, found)
+  scores, purity = centers.class_scores(run, block, found), centers.purity(training.labels, found)
   rows = []
   for a in np.argsort(-found.rate, kind='stable')[:SHOWN]:
     whole = png(marked(run, block, training.images[found.images[a, 0]], found.tokens[a, 0]))
@@ -156,14 +156,13 @@ def _rows(run: TrainedRun, training: LabeledImages, block: str, found: Census) -
   header = ('center', 'nearest patch', f'the {NEAREST} nearest patches', 'awake, %', 'purity, %', 'class scores')
   caption = (
     f'{block}: the {len(rows)} centers that are awake for the most tokens. Each patch is shown with its neighbors. '
-    'Class scores: the class that the coefficients of the center raise most (+), and the class that they lower most '
-    '(−).'
+    'Class scores: the class that the center raises most (+), and the class that it lowers most (−).'
   )
   return PageTable(header, rows, caption)
 
 
 def written(run: TrainedRun, scores: np.ndarray) -> str:
-  """Return the names of the classes that a center's coefficients raise most (+) and lower most (−), as one text.
+  """Return the names of the classes that a center raises most (+) and lowers most (−), as one text.
 
   Args:
     run: the run.

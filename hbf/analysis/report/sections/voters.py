@@ -113,6 +113,6 @@ def _center(
   effect: Effect,
 ) -> Details:
   header = ('nearest training patches', 'class scores', 'loss', 'accuracy, points', 'other answers, %')
-  scores = written(run, centers.class_scores(run, block)[center])
+  scores = written(run, centers.class_scores(run, block, found)[center])
   row: Any = (png(patches(run, block, training, found, center)), scores, *effect.texts())
   return Details(f'Center {center}', [PageTable(header, [row])])
