@@ -98,7 +98,7 @@ def test_the_page_has_no_path_of_the_machine(page, finished, monkeypatch):
 def test_the_example_page_has_no_path_of_the_machine():
   html = (pathlib.Path(__file__).parents[2] / 'docs' / 'explain-example.html').read_text()
   text = re.sub(r'"data:[^"]*"|<[^>]*>', ' ', html)
-  assert 'hbf eval --workdir=runs/laptop-cifar10-hyperbf' in text
+  assert 'hbf eval --workdir=runs/claim-cifar10-positional' in text
   assert re.findall(r'(?<![\w.<])[~.]?/\w+/\S*', text) == []
 
 
