@@ -48,6 +48,7 @@ COMPARISONS = (
   'claim-patch2',
   'resolutions',
   'resolutions-seeds',
+  'resolutions-controls',
   'resolutions-short',
   'resolutions-short-seed',
   'resolutions-cifar100',
@@ -76,7 +77,11 @@ PAIRED = {
   ),
   ('positional', 'vit-swiglu'): (('claim-positional', 'claim-h100'), ('claim-five', 'claim-five')),
   ('positional', 'hyperbf'): (('claim-positional', 'claim-h100'),),
-  ('positional-2-2', 'vit-swiglu'): (('resolutions-seeds', 'claim-h100'),),
+  ('positional-2-2', 'vit-swiglu'): (
+    ('resolutions-seeds', 'claim-h100'),
+    ('resolutions-cifar100', 'claim-cifar100'),
+  ),
+  ('positional-2-2', 'hyperbf'): (('resolutions-cifar100', 'claim-cifar100'),),
   ('positional-2-2', 'positional'): (('resolutions-seeds', 'claim-positional'),),
 }
 RATES = ('rates', 'rivals-rates', 'laptop-rates', 'laptop-rates-6', 'text-rates', 'text-trials')
