@@ -19,7 +19,7 @@ from hbf.options import BLOCKS, FLAG, NOT_NEGATIVE, POSITIVE, RATE, OptionError,
 
 
 def growth(merge: Sequence[int], block: int) -> int:
-  """Return the factor by which a block is wider than block 0, and has more units. Its patches are as much longer.
+  """Return 2ᵏ for a block behind k merges. Its width, units and sides of patches are 2ᵏ times those of block 0.
 
   `merge` is that of `Trunk`.
   """
