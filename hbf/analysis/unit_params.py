@@ -16,6 +16,7 @@ import numpy as np
 
 from hbf.errors import UserError, choose
 from hbf.nn.registry import with_units
+from hbf.nn.trunk import growth
 
 Params = Any
 
@@ -139,8 +140,8 @@ def add(
 ) -> Resized:
   """Add a unit to a block. Stage 2 becomes z(y) + R(y) c, where R is the response of the new unit.
 
-  All heads of all blocks of a network have the same number of units. So each of the other heads gets a silent
-  unit, which has coefficients 0.
+  All heads of all blocks of a network have the same number of units, or a multiple of it behind merges of tokens. So
+  each of the other heads gets silent units, which have coefficients 0.
 
   If each center has its own σ or radius, a new center gets the mean over its head's centers. For σ, it is the mean of
   log σ. If the coefficients of the stage are linear functions of the token, those of the new center are constant.
@@ -157,29 +158,32 @@ def add(
 
   Raises:
     UserError: there is no such block or head, its stage 2 has no units, or a shape is wrong. Or stage 2 normalizes
-      its responses over the centers, so a new center would change all other responses. Or the network has
-      several resolutions.
+      its responses over the centers, so a new center would change all other responses.
   """
-  count, stage = count_units(params, block), _stage_of(model)
+  total, stage = count_units(params, block), _stage_of(model)
   rows = {name: _rows(params[name]['stage2'], stage) for name in block_names(model)}
   heads = len(rows[block]['coefficients'])
+  count = total // heads
   if not 0 <= head < heads:
     raise UserError(f'head is {head}: expected 0 to {heads - 1}')
-  grown = {name: {key: _with_silent(key, z) for key, z in of_block.items()} for name, of_block in rows.items()}
+  more = _units_for_each(model)
+  grown = {
+    name: {key: _with_silent(key, z, more[name]) for key, z in of_block.items()} for name, of_block in rows.items()
+  }
   new = grown[block]
   for name, value in {'coefficients': coefficient, 'places': place}.items():
     shape = tuple(n for n in new[name].shape[2:] if n > 1)
     if jnp.shape(value) != shape:
       said = 'place' if name == 'places' else 'coefficient'
       raise UserError(f'{said} has shape {jnp.shape(value)}: expected {shape}')
-    new[name] = new[name].at[head, -1].set(jnp.reshape(value, new[name].shape[2:]))
+    new[name] = new[name].at[head, count].set(jnp.reshape(value, new[name].shape[2:]))
   if 'bias' in new:
-    new['bias'] = new['bias'].at[head, -1].set(bias)
-  return Resized(*_resized(model, params, grown, 1), unit=head * (count // heads + 1) + count // heads)
+    new['bias'] = new['bias'].at[head, count].set(bias)
+  return Resized(*_resized(model, params, grown, 1), unit=head * (count + more[block]) + count)
 
 
 def remove(model: Any, params: Params, block: str, unit: int) -> Resized:
-  """Remove a unit from a block, and a silent unit from each of the other heads of all blocks. This undoes `add`.
+  """Remove a unit from a block, and silent units from the other heads of all blocks. This undoes `add`.
 
   The coefficients of a silent unit are 0.
 
@@ -190,23 +194,25 @@ def remove(model: Any, params: Params, block: str, unit: int) -> Resized:
     unit: index of the unit.
 
   Raises:
-    UserError: as for `add`. Or there is no such unit, or another head has no silent unit.
+    UserError: as for `add`. Or there is no such unit, or another head has too few silent units.
   """
   _checked(params, block, [unit])
   stage = _stage_of(model)
   left = {}
-  for name in block_names(model):
+  for name, fewer in _units_for_each(model).items():
     rows = _rows(params[name]['stage2'], stage)
     heads, count = rows['coefficients'].shape[:2]
-    silent = np.array(jnp.all(rows['coefficients'] == 0, axis=-1))
+    first = np.array(jnp.all(rows['coefficients'] == 0, axis=-1)).astype(int)
     if name == block:
-      silent[unit // count] = np.arange(count) == unit % count
-    if not silent.any(axis=1).all():
+      first[unit // count, unit % count] = 2
+    # The given unit, then the last silent ones.
+    gone = np.argsort(first + np.arange(count) / (count + 1), axis=1)[:, -fewer:]
+    if not np.take_along_axis(first, gone, axis=1).all():
       raise UserError(
-        f'a head of {name} has no silent unit, and all heads need equal numbers of units: silence the unit instead'
+        f'a head of {name} has too few silent units to remove {fewer}, and all heads need equal numbers of units: '
+        'silence the unit instead'
       )
-    gone = count - 1 - silent[:, ::-1].argmax(axis=1)  # the last one of each head
-    kept = np.stack([np.delete(np.arange(count), number) for number in gone])
+    kept = [np.delete(np.arange(count), numbers) for numbers in gone]
     left[name] = {key: jnp.stack([z[h, kept[h]] for h in range(heads)]) for key, z in rows.items()}
   return Resized(*_resized(model, params, left, -1))
 
@@ -214,10 +220,6 @@ def remove(model: Any, params: Params, block: str, unit: int) -> Resized:
 def _stage_of(model: Any) -> Any:
   """Return the constructor of stage 2. Raise `UserError` if its units cannot be added or removed."""
   stage = model.trunk.stage2
-  if model.trunk.merge:
-    raise UserError(
-      'the network has several resolutions (model.merge), with other units in each: give one with merge=()'
-    )
   if (normalization := _option(stage, 'normalization')) not in (None, 'none'):
     raise UserError(
       f'stage 2 normalizes its responses over the centers (normalization {normalization}), so another center changes '
@@ -234,6 +236,11 @@ def _option(stage: Any, name: str) -> Any:
 def block_names(model: Any) -> list[str]:
   """Return the names of a network's blocks, as in its parameters."""
   return [f'block{i}' for i in range(model.trunk.depth)]
+
+
+def _units_for_each(model: Any) -> dict[str, int]:
+  """Return, by block, how many more units a head of the block has if a head of the first block has one more."""
+  return {name: growth(model.trunk.merge, i) for i, name in enumerate(block_names(model))}
 
 
 def in_order(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -276,19 +283,19 @@ def _with_rows(params: Params, rows: dict[str, jax.Array]) -> Params:
   return params | {'hidden': hidden, 'out': params['out'] | {'kernel': rows['coefficients'][0]}}
 
 
-def _with_silent(name: str, rows: jax.Array) -> jax.Array:
-  """Append the row of a silent unit to each head in `rows` [heads, units, …], the parameter `name` (`_rows`)."""
+def _with_silent(name: str, rows: jax.Array, count: int) -> jax.Array:
+  """Append `count` rows of silent units to each head in `rows` [heads, units, …], the parameter `name` (`_rows`)."""
   constant = {'coefficients': 0.0, 'slopes': 0.0, 'slope_bias': 1.0}
   last = rows.mean(axis=1, keepdims=True)
   if name in constant:
     last = jnp.full_like(last, constant[name])
-  return jnp.concatenate([rows, last], axis=1)
+  return jnp.concatenate([rows, *[last] * count], axis=1)
 
 
 def _resized(
   model: Any, params: Params, rows: dict[str, dict[str, jax.Array]], more: int
 ) -> tuple[nn.Module, Params]:
-  """Return a network with `more` additional units in each head, and its parameters.
+  """Return a network with `more` additional units in each head of the first block, and its parameters.
 
   `rows` has the new parameters of each block's units, in the form that `_rows` returns.
   """

@@ -182,6 +182,22 @@ def test_a_silent_unit_more_changes_no_logit(made, images):
   np.testing.assert_allclose(grown.logits(images), run.logits(images), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize('block', ['block0', 'block1'])
+def test_a_center_of_two_resolutions_can_be_split_in_two(made, images, block):
+  """Two centers in one place, each with half of the coefficients, are the same function as one."""
+  run = made(**PLAIN, **{'model.stage2.sigma_per': 'layer', 'model.merge': (1,), 'model.pool': 'mean'})
+  unit = run.params[block]['stage2']
+  halved = unit_params.rescale(run.params, block, [5], 0.5)
+  added = unit_params.add(run.model, halved, block, unit['centers'][0, 5], unit['coefficients'][0, 5] / 2)
+  np.testing.assert_allclose(
+    run.with_params(added.params, added.model).logits(images), run.logits(images), rtol=1e-4, atol=1e-5
+  )
+  assert [unit_params.count_units(added.params, name) for name in ('block0', 'block1')] == [13, 26]
+  removed = unit_params.remove(added.model, added.params, block, added.unit)
+  assert removed.model == run.model
+  same(removed.params, halved)
+
+
 def response(options, unit, y, place):
   """Return the response of the last unit at `place` to tokens y [B, N, d] by its definition, in float64."""
   if 'out' in unit:
@@ -232,5 +248,5 @@ def test_wrong_interventions(run, made):
     unit_params.add(plain.model, plain.params, 'block0', np.zeros(3), np.zeros(16))
   with pytest.raises(UserError, match='head is 2: expected 0 to 1'):
     unit_params.add(plain.model, plain.params, 'block0', np.zeros(8), np.zeros(16), head=2)
-  with pytest.raises(UserError, match='a head of block0 has no silent unit'):
+  with pytest.raises(UserError, match='a head of block0 has too few silent units to remove 1'):
     unit_params.remove(plain.model, plain.params, 'block0', 3)
