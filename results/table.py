@@ -49,9 +49,11 @@ COMPARISONS = (
   'resolutions',
   'resolutions-seeds',
   'resolutions-controls',
+  'resolutions-free',
   'resolutions-short',
   'resolutions-short-seed',
   'resolutions-cifar100',
+  'resolutions-tiny',
   'resolutions-window',
   'claim-blocks',
   'claim-all',
@@ -83,6 +85,10 @@ PAIRED = {
   ),
   ('positional-2-2', 'hyperbf'): (('resolutions-cifar100', 'claim-cifar100'),),
   ('positional-2-2', 'positional'): (('resolutions-seeds', 'claim-positional'),),
+  ('convolution-gaussian-2-2', 'positional-2-2'): (
+    ('resolutions-controls', 'resolutions-controls'),
+    ('resolutions-free', 'resolutions-seeds'),
+  ),
 }
 RATES = ('rates', 'rivals-rates', 'laptop-rates', 'laptop-rates-6', 'text-rates', 'text-trials')
 SEARCHES = ('search', 'search-patch8', 'search-width256')
