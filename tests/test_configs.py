@@ -1,7 +1,6 @@
 """Tests of shipped configs: every key is read, and every config takes a step."""
 
 import importlib
-import os
 import pathlib
 import sys
 
@@ -26,7 +25,7 @@ from hbf.training.loop import train
 from tests.commands import run_each
 
 ONE = jax.devices()[:1]
-QUIET = Console(file=open(os.devnull, 'w'))  # noqa: SIM115 (lives as long as the tests)
+QUIET = Console(quiet=True)
 SHAPES = {
   'digits': ((8, 8, 1), 10),
   'cifar10': ((32, 32, 3), 10),

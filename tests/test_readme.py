@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import pathlib
 import re
 import shlex
@@ -29,7 +28,7 @@ NOTEBOOKS = {
   for path in sorted(ROOT.glob('examples/*.ipynb'))
 }
 TEXTS = PAGES | NOTEBOOKS
-QUIET = Console(file=open(os.devnull, 'w'))  # noqa: SIM115 (lives as long as the tests)
+QUIET = Console(quiet=True)
 # Up to the end of the line or of the code span; a line that ends in a backslash goes on.
 MODULE, ARGUMENTS = r'(?:hbf|benchmarks|results)[\w.]*', r'(?:\\\n|[^`#\n])*'
 COMMAND = re.compile(

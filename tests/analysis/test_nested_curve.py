@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 
 import jax
 import pytest
@@ -14,7 +13,7 @@ from hbf.training.experiment import prepare
 from hbf.training.loop import train
 
 ONE = jax.devices()[:1]
-QUIET = Console(file=open(os.devnull, 'w'))  # noqa: SIM115 (lives as long as the tests)
+QUIET = Console(quiet=True)
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from hbf.training.state import init_state
 from hbf.training.workdir import flatten, load_config
 
 ONE = jax.devices()[:1]
-QUIET = Console(file=open(os.devnull, 'w'))  # noqa: SIM115 (lives as long as the tests)
+QUIET = Console(quiet=True)
 
 
 def write(path, network, **sizes):

@@ -1,7 +1,6 @@
 """Tests of the models that come with the package."""
 
 import json
-import os
 
 import jax
 import numpy as np
@@ -14,7 +13,7 @@ from hbf.errors import UserError
 from hbf.training import pretrained
 from hbf.training.loop import train
 
-QUIET = Console(file=open(os.devnull, 'w'))  # noqa: SIM115 (lives as long as the tests)
+QUIET = Console(quiet=True)
 
 
 @pytest.fixture(scope='module')
