@@ -16,7 +16,7 @@ import numpy as np
 from hbf.analysis.capture import by_token
 from hbf.analysis.relevance import probabilities, random_orders, readout, removed_counts
 from hbf.analysis.trained_run import TrainedRun
-from hbf.analysis.unit_params import Params, directions
+from hbf.analysis.unit_params import Params, directions, last_block
 from hbf.models.build import unrolled
 from hbf.models.classifier import ImageClassifier
 from hbf.nn.block import Block
@@ -131,7 +131,7 @@ def last_units(run: TrainedRun, images: np.ndarray) -> LastUnits:
 @functools.partial(jax.jit, static_argnums=0)
 def _last(model: ImageClassifier, params: Params, images: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Return the tokens [B, N, D] after the last block, and the responses [B, N, U] of its units."""
-  last = f'block{model.trunk.depth - 1}'
+  last = last_block(model)
   tokens, hidden = [], []
 
   def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
@@ -161,7 +161,7 @@ def logits_of_tokens(model: ImageClassifier, shape: tuple[int, ...], params: Par
     params: its parameters.
     tokens: tokens after the last block, [B, N, D].
   """
-  last = f'block{model.trunk.depth - 1}'
+  last = last_block(model)
 
   def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
     if context.method_name == '__call__' and isinstance(context.module, Block):

@@ -147,7 +147,7 @@ def last_block(model: ImageClassifier) -> str:
   """
   if model.trunk.stage2 is None or model.trunk.layer_scale:
     raise UserError('the network has no stage 2 or has model.layer_scale: give a run with a stage 2 and without it')
-  return f'block{model.trunk.depth - 1}'
+  return unit_params.last_block(model)
 
 
 def coefficients(model: ImageClassifier, params: Any) -> np.ndarray:

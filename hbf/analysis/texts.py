@@ -19,7 +19,7 @@ from scipy import special
 from hbf.analysis.capture import by_token
 from hbf.analysis.interventions import Mean
 from hbf.analysis.restored_run import RestoredRun
-from hbf.analysis.unit_params import directions, silence
+from hbf.analysis.unit_params import directions, last_block, silence
 from hbf.data.text.tokenizers import Tokenizer
 from hbf.editing.places import BATCH, spaced_windows
 from hbf.errors import UserError
@@ -112,7 +112,7 @@ class Observed(NamedTuple):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _observe(model: LanguageModel, params: Any, tokens: jax.Array) -> tuple[Any, Any, Any]:
-  last, found = f'block{model.trunk.depth - 1}', []
+  last, found = last_block(model), []
 
   def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
     out = call(*args, **kwargs)
@@ -219,16 +219,11 @@ def votes(run: TextRun, seen: Observed, classes: np.ndarray) -> np.ndarray:
   Raises:
     UserError: stage 2 of the last block is not a HyperBF.
   """
-  block = last_block(run)
+  block = last_block(run.model)
   if block not in seen.responses:
     raise UserError('stage 2 of the last block is not a HyperBF, so it has no votes: give a run with stage 2 hyperbf')
   each = readout(run, seen.tokens, classes) @ directions(run.params, block).T
   return np.asarray(seen.responses[block] * each)
-
-
-def last_block(run: TextRun) -> str:
-  """Return the name of the last block."""
-  return f'block{run.model.trunk.depth - 1}'
 
 
 def loss_without(run: TextRun, windows: np.ndarray, losses: np.ndarray, block: str, units: Sequence[int]) -> Mean:

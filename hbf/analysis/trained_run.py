@@ -11,7 +11,7 @@ import numpy as np
 
 from hbf.analysis.capture import Activations, capture
 from hbf.analysis.image_run import BATCH, ImageRun
-from hbf.analysis.unit_params import block_names
+from hbf.analysis.unit_params import block_names, last_block
 from hbf.errors import choose
 from hbf.nn.trunk import growth
 
@@ -54,7 +54,7 @@ class TrainedRun(ImageRun):
   @property
   def last_block(self) -> str:
     """Name of the last block, as in the parameters."""
-    return block_names(self.model)[-1]
+    return last_block(self.model)
 
   def patches_of(self, block: str) -> Patches:
     """Return the patches for which the tokens of a block stand, such as 'block0'.

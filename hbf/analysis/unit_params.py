@@ -238,6 +238,11 @@ def block_names(model: Any) -> list[str]:
   return [f'block{i}' for i in range(model.trunk.depth)]
 
 
+def last_block(model: Any) -> str:
+  """Return the name of a network's last block, as in its parameters."""
+  return block_names(model)[-1]
+
+
 def _units_for_each(model: Any) -> dict[str, int]:
   """Return, by block, how many more units a head of the block has if a head of the first block has one more."""
   return {name: growth(model.trunk.merge, i) for i, name in enumerate(block_names(model))}

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from hbf.arguments import Parser
 from hbf.comparison.grid import Grid
 from hbf.comparison.pack import new_folder, unpack
-from hbf.comparison.stored import PACKED, PackedRuns, check_runs, open_runs, refuse_busy
+from hbf.comparison.stored import PACKED, RunFolders, check_runs, refuse_busy
 from hbf.errors import UserError, in_one_line
 
 
@@ -38,33 +38,24 @@ def join(folders: Sequence[pathlib.Path], target: pathlib.Path) -> tuple[list[st
   """
   # An arm keeps the options of the first folder that has it.
   grid = functools.reduce(lambda joined, other: joined.union(other).union(joined), map(Grid.load, folders))
-  owners: dict[str, pathlib.Path] = {}
-  left_out = []
-  for folder in folders:
-    check_runs(grid, folder, 'join comparisons whose arms of the same name have the same options')
-    runs = open_runs(folder)
-    for name in runs.names():
-      if isinstance(runs, PackedRuns) and not runs.result(name):
-        left_out.append(name)
-        continue
-      if name in owners:
-        raise UserError(f'{owners[name]} and {folder} both have the run {name}: remove one of the two')
-      owners[name] = folder
-  refuse_busy((*folders, *(folder / name for name, folder in owners.items())))
   with new_folder(target) as draft, tempfile.TemporaryDirectory(dir=draft) as scratch:
-    sources = {folder: _unpacked(folder, pathlib.Path(scratch, str(i))) for i, folder in enumerate(folders)}
+    owners: dict[str, pathlib.Path] = {}
+    sources, left_out = {}, []
+    for number, folder in enumerate(folders):
+      check_runs(grid, folder, 'join comparisons whose arms of the same name have the same options')
+      sources[folder] = folder
+      if (folder / PACKED).exists():
+        sources[folder] = pathlib.Path(scratch, str(number))
+        left_out += unpack(folder, sources[folder])
+      for name in RunFolders(sources[folder]).names():
+        if name in owners:
+          raise UserError(f'{owners[name]} and {folder} both have the run {name}: remove one of the two')
+        owners[name] = folder
+    refuse_busy((*folders, *(folder / name for name, folder in owners.items())))
     for name, folder in owners.items():
       shutil.copytree(sources[folder] / name, draft / name, ignore=shutil.ignore_patterns('.lock'))
     grid.save(draft)
   return list(owners), left_out
-
-
-def _unpacked(folder: pathlib.Path, scratch: pathlib.Path) -> pathlib.Path:
-  """Return the folder of a comparison, or `scratch` with its run folders if it is packed."""
-  if not (folder / PACKED).exists():
-    return folder
-  unpack(folder, scratch)
-  return scratch
 
 
 @in_one_line

@@ -15,7 +15,7 @@ from hbf.analysis.interventions import Mean
 from hbf.analysis.relevance import probabilities
 from hbf.analysis.report.page import PageTable, Paragraph, Section
 from hbf.analysis.texts import Observed, TextRun
-from hbf.analysis.unit_params import block_names, count_units, silence
+from hbf.analysis.unit_params import block_names, count_units, last_block, silence
 from hbf.training.workdir import read_result
 
 WINDOWS = 200  # windows of the training text for contexts
@@ -54,7 +54,7 @@ def _sections(run: TextRun) -> Iterator[Section]:
     answers = tested.logits.argmax(axis=-1)
     cast = texts.votes(run, tested, answers)
     yield _centers(run, train, seen, places)
-    yield _votes(run, train, places[texts.last_block(run)], test, tested, cast)
+    yield _votes(run, train, places[last_block(run.model)], test, tested, cast)
     yield _interventions(run, test, texts.nll(tested.logits, test), cast)
   yield _heads(run)
 
@@ -144,7 +144,7 @@ def _votes(
     tested: what the model computes from `test`.
     cast: the votes of the U centers for the likeliest next token, [m, T, U].
   """
-  block, rows, numbers = texts.last_block(run), [], []
+  block, rows, numbers = last_block(run.model), [], []
   middle = run.task.length * 3 // 4
   for window in range(min(VOTED, len(test))):
     place = texts.Place(window, middle)
@@ -188,7 +188,7 @@ def _interventions(run: TextRun, test: np.ndarray, losses: np.ndarray, cast: np.
     losses: the loss at each token of `test`, [m, T].
     cast: the votes of the U centers of the last block for the likeliest next token, [m, T, U].
   """
-  block = texts.last_block(run)
+  block = last_block(run.model)
   which = np.argsort(-np.abs(cast).mean(axis=(0, 1)), kind='stable')[:TRIED].tolist()
 
   def without(units: Sequence[int]) -> Mean:
