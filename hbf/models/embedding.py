@@ -11,6 +11,8 @@ from jaxtyping import Array, Float
 
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import grid_positions
+from hbf.nn.tiles import tiles
+from hbf.ops.layout import as_rows_of
 from hbf.options import FLAG, RATE, OptionError, one_of, whole
 
 # The ways to pool tokens for the head: True if the head gets a class token, False if it gets all tokens.
@@ -78,8 +80,7 @@ class PatchEmbedding(CheckedModule):
     tokens = tokens.reshape(batch, rows * columns, self.width) + self._positions(coordinates)
     if POOLS[self.pool]:
       token = self.param('class_token', nn.initializers.normal(0.02), (1, 1, self.width))
-      first = jnp.broadcast_to(token, (batch, 1, self.width))
-      tokens = jnp.concatenate([first.astype(self.dtype), tokens], axis=1)
+      tokens = jnp.concatenate([as_rows_of(tokens[:, :1], token.astype(self.dtype)), tokens], axis=1)
       coordinates = np.concatenate([np.full((1, 2), np.nan, np.float32), coordinates])
     return nn.Dropout(self.dropout, deterministic=not train)(tokens), jnp.asarray(coordinates)
 
@@ -130,9 +131,9 @@ class Whitening(nn.Module):
   @nn.compact
   def __call__(self, windows: Float[Array, 'B rows columns K']) -> Float[Array, 'B rows columns 2*K']:
     """Map windows [B, rows, columns, K] to [B, rows, columns, 2 K]."""
-    # Once the parameter exists, Flax uses the initializer for its shape only, so one image is enough. In a program
-    # for any number of images, this number is unknown.
-    seen = windows if self.is_initializing() else windows[:1]
+    # Once the parameter exists, Flax uses the initializer for its shape only, so any image will do. In a program for
+    # any number of images, this number is unknown.
+    seen = windows if self.is_initializing() else jnp.zeros((1, *windows.shape[1:]), windows.dtype)
     kernel = jax.lax.stop_gradient(self.param('whitening', lambda _: whitening(seen)))
     bias = self.param('bias', nn.initializers.zeros_init(), kernel.shape[1:])
     flat = windows.reshape(-1, windows.shape[-1]).astype(self.dtype)
@@ -166,9 +167,8 @@ def to_patches(images: Float[Array, 'B H W C'], patch: int) -> Float[Array, 'B r
     UserError: the patch doesn't divide the height and width.
   """
   _check_patch(images, patch)
-  batch, height, width, channels = images.shape
-  grid = images.reshape(batch, height // patch, patch, width // patch, patch, channels)
-  return grid.swapaxes(2, 3).reshape(batch, height // patch, width // patch, patch * patch * channels)
+  patches = tiles(images, patch, patch)
+  return patches.reshape(*patches.shape[:3], patch * patch * images.shape[3])  # JAX refuses −1 without images
 
 
 def neighborhoods(z: Float[Array, 'B H W C']) -> Float[Array, 'B _ _ _']:

@@ -11,7 +11,7 @@ from hbf.nn.baselines.mlp import ACTIVATIONS
 from hbf.nn.baselines.softmax import SoftmaxAttention
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.hyperbf import HyperBFAttention
-from hbf.nn.projections import Projections, check_heads, project_qkv
+from hbf.nn.projections import Projections, check_heads, join_heads, project_qkv, split_heads
 from hbf.nn.traits import StageTraits
 from hbf.options import one_of, whole
 
@@ -39,8 +39,8 @@ class _Gated(nn.Module):
     flat = tokens.reshape(-1, width)
     gate, values = map(activation, Projections(2, self.hidden, dtype=self.dtype, name='in')(flat))
     filled = jnp.pad(values, ((0, 0), (0, -self.hidden % self.heads)))
-    v = filled.reshape(batch, length, self.heads, filled.shape[1] // self.heads)
-    mixed = self._over_tokens(q, k, v, sigma, context).reshape(filled.shape)[:, : self.hidden]
+    v = split_heads(filled.reshape(batch, length, filled.shape[1]), self.heads)
+    mixed = join_heads(self._over_tokens(q, k, v, sigma, context)).reshape(filled.shape)[:, : self.hidden]
     return nn.Dense(width, dtype=self.dtype, name='out')(gate * mixed).reshape(tokens.shape)
 
 

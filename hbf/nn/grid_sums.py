@@ -1,7 +1,10 @@
 """Weighted sums over the patches of an image whose weights are products of one for the row and one for the column."""
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+from hbf.ops.layout import explicit_split, laid_out_by_xla
 
 
 def sums_over_grid(
@@ -16,6 +19,10 @@ def sums_over_grid(
     of_rows: the weight of each row r for a patch in row i.
     of_columns: the weight of each column c for a patch in column j.
   """
+  return laid_out_by_xla(_sums, explicit_split(values), values, of_rows, of_columns)
+
+
+def _sums(values: jax.Array, of_rows: jax.Array, of_columns: jax.Array) -> jax.Array:
   (batch, _, heads, d), rows, columns = values.shape, of_rows.shape[-1], of_columns.shape[-1]
   z = values.reshape(batch, rows, columns, heads, d).transpose(3, 1, 2, 0, 4)
   z = z.reshape(heads, rows, columns * batch * d)

@@ -14,7 +14,7 @@ from hbf.nn.cache import update_cache
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.parameters import METRICS, SIGMA_PER, beta_parameter, distance_scale, metric_parameter, sigma_parameter
-from hbf.nn.projections import check_heads, mask_and_causality, of_norm_1, project_out, project_qkv
+from hbf.nn.projections import check_heads, mask_and_causality, of_norm_1, project_out, project_qkv, split_heads
 from hbf.nn.relative_positions import GAUSSIAN, RELATIVE_POSITIONS, append_coordinates, relative_coordinates, rotate
 from hbf.nn.traits import StageTraits
 from hbf.ops.basis import RadialBasis
@@ -223,7 +223,7 @@ class HyperBFCenters(CheckedModule):
   def __call__(self, tokens: Float[Array, 'B N D'], context: Context = EVALUATION) -> Float[Array, 'B N D']:
     """Map tokens [B, N, D] to [B, N, D]."""
     self._check(tokens.shape[-1])
-    points = tokens.astype(self.dtype).reshape(-1, self.heads, tokens.shape[-1] // self.heads).swapaxes(0, 1)
+    points = split_heads(tokens.astype(self.dtype).reshape(-1, tokens.shape[-1]), self.heads).swapaxes(0, 1)
     given, centers = points, self._centers(points)
     if self.normalize_inputs:
       points, centers = of_norm_1(points), of_norm_1(centers)
@@ -245,9 +245,9 @@ class HyperBFCenters(CheckedModule):
 
   def _centers(self, points: jax.Array) -> jax.Array:
     """Return the learned centers [H, A, d], which start as `centers_init` says."""
-    # Once the parameter exists, Flax uses the initializer for its shape only, so one point is enough. In a program
-    # for any number of images the number of points is unknown, and `count` points could not be drawn.
-    drawn_from = points if self.is_initializing() else points[:, :1]
+    # Once the parameter exists, Flax uses the initializer for its shape only, so any point will do. In a program for
+    # any number of images the number of points is unknown, and `count` points could not be drawn.
+    drawn_from = points if self.is_initializing() else jnp.zeros((points.shape[0], 1, points.shape[2]), points.dtype)
     if self.is_initializing() and self.centers_init != 'normal' and _all_equal(points):
       warn(
         f'{"/".join(self.path) or type(self).__name__} was initialized with tokens that are all equal, as an input '

@@ -1,8 +1,10 @@
 """Stage 1 over the positions of tokens alone. No contents are compared, so there are no queries and keys."""
 
+import functools
 from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -16,6 +18,7 @@ from hbf.nn.relative_positions import grid_coordinates, relative_coordinates
 from hbf.nn.traits import StageTraits
 from hbf.ops.basis import RadialBasis
 from hbf.ops.hyperbf import hyperbf, responses
+from hbf.ops.layout import explicit_split, laid_out_by_xla
 from hbf.options import whole
 
 
@@ -69,21 +72,31 @@ class PositionalHyperBF(CheckedModule):
       return self._over_grid(values, context.grid)
     without_contents = jnp.zeros((1, self.heads, count, 0), self.dtype)
     x, t = relative_coordinates(self, 'gaussian', without_contents, context)
-    basis = RadialBasis('gaussian', 1.0, dot_only_dims=x.shape[-1])
     if mask is not None:
-      return hyperbf(x, t, values.swapaxes(1, 2), basis, mask=mask, causal=causal).swapaxes(1, 2)
-    # All examples have the same weights. So their values are the columns of one matrix [N, B d] for each head. The
-    # sizes are given, because JAX refuses −1 for an empty batch.
-    batch, length, heads, d = values.shape
-    columns = values.transpose(2, 1, 0, 3).reshape(heads, length, batch * d)
-    sums = hyperbf(x, t, columns, basis, causal=causal)
-    return sums.reshape(heads, count, batch, d).transpose(2, 1, 0, 3)
+      return hyperbf(x, t, values.swapaxes(1, 2), _basis(x), mask=mask, causal=causal).swapaxes(1, 2)
+    return laid_out_by_xla(functools.partial(_of_all, causal=causal), explicit_split(values), values, x, t)
 
   def _over_grid(self, values: Float[Array, 'B N H d'], grid: tuple[int, int]) -> Float[Array, 'B N H d']:
     """Return Σ K v / Σ K for tokens on a grid: sums over its rows, and then sums over its columns."""
     # There are fewer weights than values, so the weights are divided by their sums, and not the values.
     of_rows, of_columns = (
-      responses(x, t, RadialBasis('gaussian', 1.0, dot_only_dims=x.shape[-1])).astype(values.dtype)
-      for x, t in grid_coordinates(self, self.heads, grid, self.dtype)
+      responses(x, t, _basis(x)).astype(values.dtype) for x, t in grid_coordinates(self, self.heads, grid, self.dtype)
     )
     return sums_over_grid(values, of_rows, of_columns)
+
+
+def _of_all(
+  values: Float[Array, 'B N H d'], x: Float[Array, '... n c'], t: Float[Array, '... N c'], *, causal: bool
+) -> Float[Array, 'B n H d']:
+  """Return Σ K v / Σ K for coordinates x of the queries and t of the keys. All examples have the same coordinates."""
+  # So their values are the columns of one matrix [N, B d] for each head. The sizes are given, because JAX refuses −1
+  # for an empty batch.
+  batch, length, heads, d = values.shape
+  columns = values.transpose(2, 1, 0, 3).reshape(heads, length, batch * d)
+  sums = hyperbf(x, t, columns, _basis(x), causal=causal)
+  return sums.reshape(heads, x.shape[-2], batch, d).transpose(2, 1, 0, 3)
+
+
+def _basis(coordinates: jax.Array) -> RadialBasis:
+  """Return the Gaussian of coordinates [..., c], which are already divided by the widths."""
+  return RadialBasis('gaussian', 1.0, dot_only_dims=coordinates.shape[-1])

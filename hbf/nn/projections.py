@@ -143,14 +143,25 @@ def project_qkv(
     divisors = jnp.concatenate([of_head, of_head, jnp.ones((len(parts) - 2) * width)])
   project = Projections(len(parts), width, use_bias=bias, dtype=dtype, kernel_init=init, name=parts)
   outputs = project(tokens.reshape(-1, width), divisors)
-  return tuple(z.reshape(batch, length, heads, width // heads) for z in outputs)
+  return tuple(split_heads(z.reshape(batch, length, width), heads) for z in outputs)
+
+
+def split_heads(z: Float[Array, '... D'], heads: int) -> Float[Array, '... H d']:
+  """Split the last axis of an array into one axis for the heads and one for their dimensions."""
+  # In two steps with the rows, because JAX refuses to split two axes at once on explicit mesh axes.
+  return z.reshape(*z.shape[:-1], heads, z.shape[-1] // heads)
+
+
+def join_heads(z: Float[Array, '... H d']) -> Float[Array, '... D']:
+  """Join the axes of the heads and of their dimensions, as the inverse of `split_heads`."""
+  return z.reshape(*z.shape[:-2], z.shape[-2] * z.shape[-1])
 
 
 def project_out(values: Float[Array, 'B N H d'], dtype: Any) -> Float[Array, 'B N D']:
   """Join the heads of values [B, N, H, d] and apply the dense layer `out`. Return [B, N, H d]."""
-  batch, length, heads, d = values.shape
-  joined = values.reshape(batch * length, heads * d)
-  return nn.Dense(heads * d, dtype=dtype, name='out')(joined).reshape(batch, length, heads * d)
+  joined = join_heads(values)
+  out = nn.Dense(joined.shape[-1], dtype=dtype, name='out')
+  return out(joined.reshape(-1, joined.shape[-1])).reshape(joined.shape)
 
 
 def mask_and_causality(context: Context, count: int) -> tuple[Bool[Array, '...'] | None, bool]:

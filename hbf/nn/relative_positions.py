@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from hbf.nn.cache import new_tokens
 from hbf.nn.context import Context
 from hbf.ops.fast.attention import short_parts
+from hbf.ops.layout import as_rows_of
 from hbf.ops.products import is_short, row_dots
 from hbf.options import OptionError
 
@@ -111,7 +112,7 @@ def _coordinates(
 ) -> tuple[Float[Array, '... H n C'], Float[Array, 'H N C']]:
   """Return coordinates of queries at `own` and keys at `positions`, see `relative_coordinates`."""
   around = own - offset
-  middle, last = -0.5 * row_dots(around, around), -jnp.ones((*around.shape[:-1], 1))
+  middle, last = -0.5 * row_dots(around, around), -jnp.ones_like(around[..., :1])
   x = jnp.exp(-2 * log_sigma) * jnp.concatenate([around, middle, last], axis=-1)
   t = jnp.concatenate([positions, jnp.ones((len(positions), 1)), 0.5 * row_dots(positions, positions)], axis=-1)
   return x, jnp.broadcast_to(t, (offset.shape[-3], *t.shape))
@@ -169,7 +170,7 @@ def append_coordinates(z: Float[Array, 'B ... d'], coordinates: Float[Array, '..
   Coordinates [..., C] are the same for all examples. Coordinates [B, ..., C] differ between examples.
   """
   # Coordinates are float32 until here, so that their gradient is summed over the batch in float32.
-  everywhere = jnp.broadcast_to(coordinates.astype(jnp.float32), (*z.shape[:-1], coordinates.shape[-1]))
+  everywhere = as_rows_of(z, coordinates.astype(jnp.float32))
   return jnp.concatenate([z, everywhere.astype(z.dtype)], axis=-1)
 
 

@@ -14,6 +14,7 @@ from hbf.nn.block import Block
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import Context, grid_positions
 from hbf.nn.registry import Stage, with_units
+from hbf.nn.tiles import tiles
 from hbf.ops.layout import BATCH, constrain
 from hbf.options import BLOCKS, FLAG, NOT_NEGATIVE, POSITIVE, RATE, OptionError, whole
 
@@ -114,8 +115,9 @@ class Trunk(CheckedModule):
     """Merge tokens [B, N, D] to [B, N/4, 2D] for a block. Return them, and the context with their positions."""
     assert context.grid is not None
     (rows, columns), (batch, _, width) = (context.grid[0] // 2, context.grid[1] // 2), tokens.shape
-    squares = tokens.reshape(batch, rows, 2, columns, 2, width).swapaxes(2, 3).reshape(-1, 4 * width)
-    normed = nn.LayerNorm(self.norm_epsilon, self.dtype, name=f'norm_merge{block}')(squares)
+    squares = tiles(tokens.reshape(batch, 2 * rows, 2 * columns, width), 2, 2)
+    joined = squares.reshape(batch, rows, columns, 4 * width).reshape(-1, 4 * width)
+    normed = nn.LayerNorm(self.norm_epsilon, self.dtype, name=f'norm_merge{block}')(joined)
     merged = nn.Dense(2 * width, use_bias=False, dtype=self.dtype, name=f'merge{block}')(normed)
     positions = jnp.asarray(grid_positions(rows, columns))
     context = dataclasses.replace(context, positions=positions, grid=(rows, columns))

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from hbf.nn.context import Context, grid_positions
+from hbf.nn.tiles import tiles, untiled
 from hbf.options import OptionError
 
 
@@ -50,8 +51,9 @@ def in_windows(
     mask=_mask(grid, sides, moves, batch) if any(moves) else None,
   )
   mixed = stage(_split(moved, sides), inside)
-  joined = mixed.reshape(batch, rows // height, columns // breadth, height, breadth, width).swapaxes(2, 3)
-  return jnp.roll(joined.reshape(batch, rows, columns, width), moves, (1, 2)).reshape(tokens.shape)
+  squares = mixed.reshape(-1, height, breadth, width)
+  joined = untiled(squares.reshape(batch, rows // height, columns // breadth, height, breadth, width))
+  return jnp.roll(joined, moves, (1, 2)).reshape(tokens.shape)
 
 
 def _checked_grid(length: int, context: Context, window: int) -> tuple[int, int]:
@@ -70,10 +72,8 @@ def _checked_grid(length: int, context: Context, window: int) -> tuple[int, int]
 
 def _split(z: Float[Array, 'B R C D'], sides: tuple[int, int]) -> Float[Array, 'W n D']:
   """Return the windows of all images, each with its patches row by row."""
-  (batch, rows, columns, width), (height, breadth) = z.shape, sides
-  parts = rows // height, columns // breadth
-  z = z.reshape(batch, parts[0], height, parts[1], breadth, width).swapaxes(2, 3)
-  return z.reshape(batch * math.prod(parts), height * breadth, width)
+  windows = tiles(z, *sides)
+  return windows.reshape(-1, *windows.shape[3:]).reshape(-1, math.prod(sides), z.shape[3])
 
 
 def _mask(grid: tuple[int, int], sides: tuple[int, int], moves: tuple[int, ...], batch: int) -> Bool[Array, 'W n n']:

@@ -9,14 +9,19 @@ Both stages of a transformer block (`hbf.nn.block`) call `hyperbf`. Stage 1 has 
 coefficients (eq. 6). Stage 2 has learned centers and coefficients (eq. 7).
 """
 
+import itertools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float
 
 from hbf.ops.basis import RadialBasis
 from hbf.ops.distances import distances, squared_distances
 from hbf.ops.fast.choice import fastest, fastest_partial
 from hbf.ops.kernels import DIRECT, KERNELS
+from hbf.ops.layout import explicit_split, laid_out_by_xla
 from hbf.ops.masks import joint_mask
 from hbf.ops.normalization import normalize
 from hbf.ops.union import PartialSum
@@ -109,8 +114,14 @@ def hyperbf(
       for a GPU.
   """
   points, centers, coefficients = _as_arrays(points, centers, coefficients)
-  compute = fastest(hyperbf_plain, points, centers, coefficients, basis, mask, causal, implementation, factors)
-  return compute(points, centers, coefficients, basis, mask, causal)
+
+  def compute(points: jax.Array, centers: jax.Array, coefficients: jax.Array, *options: Any) -> jax.Array:
+    basis, mask, factors = options
+    fast = fastest(hyperbf_plain, points, centers, coefficients, basis, mask, causal, implementation, factors)
+    return fast(points, centers, coefficients, basis, mask, causal)
+
+  arrays = points, centers, coefficients, basis, mask, factors
+  return laid_out_by_xla(compute, _split(points, coefficients), *arrays)
 
 
 def partial_sum(
@@ -137,7 +148,12 @@ def partial_sum(
   """
   assert basis.normalization == 'sum'
   points, centers, coefficients = _as_arrays(points, centers, coefficients)
-  return fastest_partial(partial_plain, mask, causal)(points, centers, coefficients, basis, mask, causal)
+
+  def compute(points: jax.Array, centers: jax.Array, coefficients: jax.Array, *options: Any) -> PartialSum:
+    basis, mask = options
+    return fastest_partial(partial_plain, mask, causal)(points, centers, coefficients, basis, mask, causal)
+
+  return laid_out_by_xla(compute, _split(points, coefficients), points, centers, coefficients, basis, mask)
 
 
 def partial_plain(
@@ -156,6 +172,13 @@ def partial_plain(
   log_normalizer = jax.nn.logsumexp(log_k, axis=-1, keepdims=True)
   r = jnp.exp(log_k - log_normalizer).astype(coefficients.dtype)
   return PartialSum(jnp.einsum('...na,...av->...nv', r, coefficients), log_normalizer)
+
+
+def _split(points: jax.Array, coefficients: jax.Array) -> PartitionSpec:
+  """Return the explicit mesh axes that split f(x): leading axes like both arrays, and N like the points."""
+  of_points, of_coefficients = (explicit_split(z)[:-2] for z in (points, coefficients))
+  leading = itertools.zip_longest(reversed(of_points), reversed(of_coefficients))
+  return PartitionSpec(*reversed([a or b for a, b in leading]), explicit_split(points)[-2], None)
 
 
 def _as_arrays(points: jax.Array, centers: jax.Array, coefficients: jax.Array) -> tuple[jax.Array, ...]:

@@ -2,10 +2,13 @@
 
 Batches are split over the mesh axes `BATCH`. Heads, hidden units and centers are split over the axis `TENSOR`.
 Without a mesh, or on a mesh of one device, these functions do nothing. They also do nothing for axes whose layout is
-not XLA's to choose (of a type other than `AxisType.Auto`), as inside of `jax.shard_map`.
+not XLA's to choose (of a type other than `AxisType.Auto`), as inside of `jax.shard_map`. Only `as_rows_of`,
+`explicit_split` and `laid_out_by_xla` are for explicit axes. Of these, a user splits the batch over axes of any name.
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +59,31 @@ def replicate(parameter: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
   gather = jax.custom_vjp(lambda z: constrain(z, *axes))
   gather.defvjp(lambda z: (constrain(z, *axes), None), lambda _, gradient: (gradient,))
   return gather(parameter)
+
+
+def explicit_split(z: jax.Array) -> PartitionSpec:
+  """Return the explicit mesh axes that split each axis of an array."""
+  return jax.typeof(z).sharding.spec
+
+
+def as_rows_of(z: jax.Array, rows: jax.Array) -> jax.Array:
+  """Broadcast rows [..., C] to the leading axes of z [..., D]. The result is split over devices like z."""
+  return jnp.zeros_like(z[..., :1], dtype=rows.dtype) + rows
+
+
+def laid_out_by_xla(f: Callable[..., Any], split: PartitionSpec, *arrays: Any) -> Any:
+  """Call f(*arrays). If arrays are split over explicit mesh axes, XLA chooses all layouts inside of the call.
+
+  JAX does not choose them itself: it refuses to merge a split axis with axes before it, and to sum over a split axis.
+
+  Args:
+    f: a function of pytrees of arrays.
+    split: the mesh axes that split each result, which may have more axes than this. Only explicit mesh axes are read.
+    *arrays: the arguments.
+  """
+  meshes = (jax.typeof(z).sharding.mesh for z in jax.tree.leaves(arrays) if isinstance(z, jax.Array))
+  explicit = next((mesh.explicit_axes for mesh in meshes if mesh.explicit_axes), ())
+  return jax.sharding.auto_axes(f, axes=explicit, out_sharding=split)(*arrays) if explicit else f(*arrays)
 
 
 def interleave_shards(columns: jax.Array, parts: int) -> jax.Array:

@@ -11,9 +11,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float
 
 from hbf.errors import UserError, choose
+from hbf.ops.layout import explicit_split, laid_out_by_xla
 from hbf.ops.products import products, row_dots
 
 CHUNK = 128  # tokens in a chunk, see `_causal_sums`
@@ -143,7 +145,8 @@ def continued_linear_attention(
   Return the outputs, and the state after the new tokens.
   """
   finish = choose('normalizer', normalizer, NORMALIZERS)
-  sums, state = _causal_sums(queries.values, keys, _with_ones(values), state)
+  split = PartitionSpec(*explicit_split(values)[:-2])
+  sums, state = laid_out_by_xla(_causal_sums, split, queries.values, keys, _with_ones(values), state)
   return finish(sums).astype(values.dtype), state
 
 

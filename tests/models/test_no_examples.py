@@ -17,6 +17,7 @@ OPTIONS = [
   *((model, {}) for model in MODELS),
   ('hyperbf', {'stage1.memory': 2, 'stage2.centers_init': 'kmeans'}),
   ('vit', {'pool': 'sequence', 'stem': 'conv', 'whiten': True, 'patch': 4}),
+  ('positional', {'pool': 'mean', 'patch': 1, 'window': 4, 'merge': (1,), 'depth': 2}),
 ]
 
 

@@ -1,0 +1,96 @@
+"""Tests of models on a mesh with explicit axes, as `jax.make_mesh` makes them by default, whose batches are split."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import hbf
+from configs import digits
+from hbf.config.resolve import resolve
+from hbf.models.build import abstract_params, build_model
+from hbf.nn.block import Block
+from hbf.nn.context import Context
+from hbf.nn.registry import MODELS, STAGE1, make_stages, stage_options
+from hbf.nn.traits import traits_of
+
+ROWS = PartitionSpec('rows')  # an axis that hbf does not know
+OPTIONS = [
+  *((model, {}) for model in MODELS),
+  ('hyperbf', {'stage1.memory': 2, 'stage1.relative_positions': 'adaptive', 'pool': 'cls', 'layer_scale': 0.1}),
+  ('hyperbf', {'stage2.kernel': 'ball_silu', 'stage2.normalization': 'none', 'stage2.coefficients': 'linear'}),
+  ('hyperbf', {'stage2.nested': True, 'scan_layers': True, 'depth': 2, 'remat': True}),
+  ('hyperbf', {'window': 2, 'depth': 2, 'pool': 'mean', 'patch': 1}),
+  ('positional', {'merge': (1,), 'depth': 2, 'pool': 'mean'}),
+  ('positional', {'pool': 'cls', 'drop_path': 0.1}),
+  ('vit', {'stage1.relative_positions': 'rotary', 'pool': 'sequence', 'stem': 'conv', 'whiten': True, 'patch': 4}),
+  ('convolution+hyperbf', {'pool': 'mean'}),
+  ('gated_softmax+none', {'dtype': 'bfloat16'}),
+]
+
+
+@pytest.fixture
+def mesh():
+  return jax.make_mesh((2,), ('rows',), axis_types=(AxisType.Explicit,), devices=jax.devices()[:2])
+
+
+def check_types(mesh, apply, params, shape):
+  """Check that results are split like the inputs, and that gradients are not split. Nothing is compiled."""
+  inputs = jax.ShapeDtypeStruct((4, *shape), jnp.float32, sharding=NamedSharding(mesh, ROWS))
+  with jax.set_mesh(mesh):
+    result = jax.eval_shape(apply, params, inputs)
+    gradients = jax.eval_shape(jax.grad(lambda *arguments: jnp.square(apply(*arguments)).mean()), params, inputs)
+  assert result.shape[0] == 4 and result.sharding.spec[0] == 'rows'
+  splits = [leaf.sharding.spec if leaf.sharding else () for leaf in jax.tree.leaves(gradients)]
+  assert {axis for split in splits for axis in split} <= {None}
+
+
+@pytest.mark.parametrize(('name', 'changes'), OPTIONS)
+def test_every_image_model_takes_a_split_batch(mesh, name, changes):
+  config = resolve(digits.get_config(f'model={name}')).model
+  with config.unlocked():
+    config.update_from_flattened_dict({'width': 16, 'depth': 1, 'heads': 2, **changes})
+  model = build_model(config, 10)
+  apply = functools.partial(model.apply, train=True, rngs={'dropout': jax.random.key(0)})
+  check_types(mesh, apply, {'params': abstract_params(model, (8, 8, 1))}, (8, 8, 1))
+
+
+@pytest.mark.parametrize('name', [name for name, module in STAGE1.items() if traits_of(module).causal])
+def test_every_causal_block_takes_a_split_batch(mesh, name):
+  """The tokens are vectors, because Flax's `nn.Embed` refuses texts whose batch is split."""
+  model = f'{name}+hyperbf'
+  block = Block(*make_stages(model, 2, *stage_options(model, 16)), 0.0)
+  context = Context(train=True, causal=True, positions=jnp.arange(6, dtype=jnp.float32)[:, None])
+  params = jax.eval_shape(block.init, jax.random.key(0), jnp.ones((4, 6, 16)), context)
+  check_types(mesh, lambda params, tokens: block.apply(params, tokens, context), params, (6, 16))
+
+
+@pytest.mark.parametrize('split', [PartitionSpec('rows'), PartitionSpec(None, 'rows')], ids=str)
+@pytest.mark.parametrize('options', [
+  {},
+  {'kernel': 'laplacian', 'normalization': 'layer'},
+  {'kernel': 'ball_silu', 'normalization': 'none', 'radius': 1.0},
+  {'sigma': np.arange(1, 7, dtype='f'), 'causal': True},
+  {'metric': np.arange(3, dtype='f'), 'mask': np.tri(6, dtype=bool)},
+], ids=str)  # fmt: skip
+def test_the_operator_of_split_arrays_equals_that_of_whole_ones(mesh, options, split):
+  """The points are split along an axis of examples, or along that of the points themselves."""
+  rng = np.random.default_rng(0)
+  arrays = [jnp.asarray(rng.normal(size=shape), 'f') for shape in ((4, 6, 3), (6, 3), (6, 2))]
+
+  def program(*arrays):
+    y = hbf.hyperbf(*arrays, **options)
+    return y, jnp.square(y).sum()
+
+  def both(*arrays):
+    return program(*arrays)[0], jax.grad(lambda *z: program(*z)[1], argnums=(0, 1, 2))(*arrays)
+
+  expected = both(*arrays)
+  with jax.set_mesh(mesh):
+    given = [jax.device_put(arrays[0], split), *(jax.device_put(z, PartitionSpec()) for z in arrays[1:])]
+    result = jax.jit(both)(*given)
+  assert tuple(result[0].sharding.spec)[: len(split)] == tuple(split)
+  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), result, expected)
