@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from hbf.errors import warn
@@ -22,7 +23,7 @@ from hbf.ops.fast.choice import IMPLEMENTATIONS
 from hbf.ops.hyperbf import hyperbf, nearness, partial_sum, responses
 from hbf.ops.kernels import BALLS, DIRECT, KERNELS, SIGNED
 from hbf.ops.kmeans import kmeans, sample
-from hbf.ops.layout import TENSOR, replicate
+from hbf.ops.layout import TENSOR, laid_out_by_xla, replicate
 from hbf.ops.normalization import NORMALIZATIONS
 from hbf.ops.union import PartialSum, unite
 from hbf.options import FLAG, NOT_NEGATIVE, POSITIVE, OptionError, one_of, whole
@@ -337,7 +338,7 @@ class HyperBFCenters(CheckedModule):
 
 def _all_equal(points: jax.Array) -> bool:
   """Return True if all points of a head [H, N, d] are known to be equal. Inside jit, the values are not known."""
-  return not isinstance(points, jax.core.Tracer) and bool((points == points[:, :1]).all())
+  return not isinstance(points, jax.core.Tracer) and bool((points.max(axis=1) == points.min(axis=1)).all())
 
 
 def _normal(key: jax.Array, points: jax.Array, count: int) -> jax.Array:
@@ -349,8 +350,9 @@ def _per_head(start: Any) -> Any:
   """Return a function that applies `start(key, points [N, d], count)` to each head of points [H, N, d]."""
 
   def init(key: jax.Array, points: jax.Array, count: int) -> jax.Array:
+    starts = jax.vmap(lambda key, points: start(key, points, count))
     keys = jax.random.split(key, len(points))
-    return jax.vmap(start, in_axes=(0, 0, None))(keys, points.astype(jnp.float32), count)
+    return laid_out_by_xla(starts, PartitionSpec(), keys, points.astype(jnp.float32))
 
   return init
 

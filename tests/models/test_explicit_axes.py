@@ -68,6 +68,18 @@ def test_every_causal_block_takes_a_split_batch(mesh, name):
   check_types(mesh, lambda params, tokens: block.apply(params, tokens, context), params, (6, 16))
 
 
+@pytest.mark.parametrize('eager', [False, True])
+@pytest.mark.parametrize('start', ['tokens', 'kmeans'])
+def test_centers_start_from_a_split_batch_as_from_a_whole_one(mesh, start, eager):
+  stage, key = hbf.HyperBFCenters(3, heads=2, centers_init=start), jax.random.key(0)
+  tokens = jax.random.normal(jax.random.key(1), (4, 6, 8))
+  init = stage.init if eager else jax.jit(stage.init)
+  with jax.set_mesh(mesh):
+    params = init(key, jax.device_put(tokens, ROWS))
+  assert params['params']['centers'].sharding.is_fully_replicated
+  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), params, stage.init(key, tokens))
+
+
 @pytest.mark.parametrize('split', [PartitionSpec('rows'), PartitionSpec(None, 'rows')], ids=str)
 @pytest.mark.parametrize('options', [
   {},
