@@ -54,6 +54,7 @@ COMPARISONS = (
   'resolutions-short-seed',
   'resolutions-cifar100',
   'resolutions-tiny',
+  'resolutions-tiny-vit',
   'resolutions-window',
   'claim-blocks',
   'claim-all',
