@@ -338,7 +338,9 @@ class HyperBFCenters(CheckedModule):
 
 def _all_equal(points: jax.Array) -> bool:
   """Return True if all points of a head [H, N, d] are known to be equal. Inside jit, the values are not known."""
-  return not isinstance(points, jax.core.Tracer) and bool((points.max(axis=1) == points.min(axis=1)).all())
+  if isinstance(points, jax.core.Tracer) or not points.size:
+    return False
+  return bool((points.max(axis=1) == points.min(axis=1)).all())
 
 
 def _normal(key: jax.Array, points: jax.Array, count: int) -> jax.Array:

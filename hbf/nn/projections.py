@@ -148,7 +148,7 @@ def project_qkv(
 
 def split_heads(z: Float[Array, '... D'], heads: int) -> Float[Array, '... H d']:
   """Split the last axis of an array into one axis for the heads and one for their dimensions."""
-  # In two steps with the rows, because JAX refuses to split two axes at once on explicit mesh axes.
+  # Rows are split apart before or after this: JAX refuses both at once if an explicit mesh axis splits the rows.
   return z.reshape(*z.shape[:-1], heads, z.shape[-1] // heads)
 
 

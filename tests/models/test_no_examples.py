@@ -60,3 +60,8 @@ def test_no_points_have_no_sums(shape, options):
   assert jax.eval_shape(call, *arrays).shape == (*shape[:-1], 2)
   gradients = jax.grad(lambda *arrays: call(*arrays).sum(), argnums=(0, 1, 2))
   assert [z.shape for z in jax.eval_shape(gradients, *arrays)] == [z.shape for z in arrays]
+
+
+def test_centers_start_without_examples():
+  params = hbf.HyperBFCenters(3).init(jax.random.key(0), jnp.zeros((0, 4, 8)))['params']
+  assert params['centers'].shape == (1, 3, 8)
