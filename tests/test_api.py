@@ -508,6 +508,7 @@ def test_the_page_on_models_of_your_own_runs():
   expected = scope['block'].apply({'params': params}, scope['inputs'])
   np.testing.assert_allclose(scope['tokens'], expected, rtol=1e-6)
   assert scope['logits'].shape == (2, 10) and scope['gradients'].centers.shape == (4, 3)
+  assert scope['of_batch'].shape[1] == 10 and scope['of_batch'].sharding.spec[0] == 'batch'
 
 
 def test_the_page_on_arrays_of_your_own_runs(tmp_path, monkeypatch):
