@@ -7,12 +7,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import grid_positions
 from hbf.nn.tiles import tiles
-from hbf.ops.layout import as_rows_of
+from hbf.ops.layout import as_rows_of, laid_out_by_xla
 from hbf.options import FLAG, RATE, OptionError, one_of, whole
 
 # The ways to pool tokens for the head: True if the head gets a class token, False if it gets all tokens.
@@ -134,7 +135,8 @@ class Whitening(nn.Module):
     # Once the parameter exists, Flax uses the initializer for its shape only, so any image will do. In a program for
     # any number of images, this number is unknown.
     seen = windows if self.is_initializing() else jnp.zeros((1, *windows.shape[1:]), windows.dtype)
-    kernel = jax.lax.stop_gradient(self.param('whitening', lambda _: whitening(seen)))
+    start = self.param('whitening', lambda _: laid_out_by_xla(whitening, PartitionSpec(), seen))
+    kernel = jax.lax.stop_gradient(start)
     bias = self.param('bias', nn.initializers.zeros_init(), kernel.shape[1:])
     flat = windows.reshape(-1, windows.shape[-1]).astype(self.dtype)
     z = flat @ kernel.astype(self.dtype) + bias.astype(self.dtype)

@@ -1,6 +1,5 @@
 """Stage 1 over the positions of tokens alone. No contents are compared, so there are no queries and keys."""
 
-import functools
 from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
@@ -74,7 +73,7 @@ class PositionalHyperBF(CheckedModule):
     x, t = relative_coordinates(self, 'gaussian', without_contents, context)
     if mask is not None:
       return hyperbf(x, t, values.swapaxes(1, 2), _basis(x), mask=mask, causal=causal).swapaxes(1, 2)
-    return laid_out_by_xla(functools.partial(_of_all, causal=causal), explicit_split(values), values, x, t)
+    return laid_out_by_xla(_over_all, explicit_split(values), values, x, t, causal)
 
   def _over_grid(self, values: Float[Array, 'B N H d'], grid: tuple[int, int]) -> Float[Array, 'B N H d']:
     """Return Σ K v / Σ K for tokens on a grid: sums over its rows, and then sums over its columns."""
@@ -85,8 +84,8 @@ class PositionalHyperBF(CheckedModule):
     return sums_over_grid(values, of_rows, of_columns)
 
 
-def _of_all(
-  values: Float[Array, 'B N H d'], x: Float[Array, '... n c'], t: Float[Array, '... N c'], *, causal: bool
+def _over_all(
+  values: Float[Array, 'B N H d'], x: Float[Array, '... n c'], t: Float[Array, '... N c'], causal: bool
 ) -> Float[Array, 'B n H d']:
   """Return Σ K v / Σ K for coordinates x of the queries and t of the keys. All examples have the same coordinates."""
   # So their values are the columns of one matrix [N, B d] for each head. The sizes are given, because JAX refuses −1

@@ -114,14 +114,15 @@ def hyperbf(
       for a GPU.
   """
   points, centers, coefficients = _as_arrays(points, centers, coefficients)
+  split = _split(points, coefficients)
+  return laid_out_by_xla(_hyperbf, split, points, centers, coefficients, basis, mask, causal, implementation, factors)
 
-  def compute(points: jax.Array, centers: jax.Array, coefficients: jax.Array, *options: Any) -> jax.Array:
-    basis, mask, factors = options
-    fast = fastest(hyperbf_plain, points, centers, coefficients, basis, mask, causal, implementation, factors)
-    return fast(points, centers, coefficients, basis, mask, causal)
 
-  arrays = points, centers, coefficients, basis, mask, factors
-  return laid_out_by_xla(compute, _split(points, coefficients), *arrays)
+def _hyperbf(points: jax.Array, centers: jax.Array, coefficients: jax.Array, *options: Any) -> jax.Array:
+  """Compute `hyperbf` with the fastest implementation. `options` are the others of its arguments."""
+  basis, mask, causal, implementation, factors = options
+  compute = fastest(hyperbf_plain, points, centers, coefficients, basis, mask, causal, implementation, factors)
+  return compute(points, centers, coefficients, basis, mask, causal)
 
 
 def partial_sum(
@@ -148,12 +149,8 @@ def partial_sum(
   """
   assert basis.normalization == 'sum'
   points, centers, coefficients = _as_arrays(points, centers, coefficients)
-
-  def compute(points: jax.Array, centers: jax.Array, coefficients: jax.Array, *options: Any) -> PartialSum:
-    basis, mask = options
-    return fastest_partial(partial_plain, mask, causal)(points, centers, coefficients, basis, mask, causal)
-
-  return laid_out_by_xla(compute, _split(points, coefficients), points, centers, coefficients, basis, mask)
+  compute, split = fastest_partial(partial_plain, mask, causal), _split(points, coefficients)
+  return laid_out_by_xla(compute, split, points, centers, coefficients, basis, mask, causal)
 
 
 def partial_plain(

@@ -1,9 +1,10 @@
 """The layout of arrays on JAX's mesh of devices (`jax.set_mesh`), described by the names of the mesh axes.
 
 Batches are split over the mesh axes `BATCH`. Heads, hidden units and centers are split over the axis `TENSOR`.
-Without a mesh, or on a mesh of one device, these functions do nothing. They also do nothing for axes whose layout is
-not XLA's to choose (of a type other than `AxisType.Auto`), as inside of `jax.shard_map`. Only `as_rows_of`,
-`explicit_split` and `laid_out_by_xla` are for explicit axes. Of these, a user splits the batch over axes of any name.
+Without a mesh, or on a mesh of one device, the functions for these axes do nothing. They also do nothing for axes
+whose layout is not XLA's to choose (of a type other than `AxisType.Auto`), as inside of `jax.shard_map`.
+
+`explicit_split`, `as_rows_of` and `laid_out_by_xla` are for explicit axes, which may have any names.
 """
 
 import math
@@ -12,7 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 BATCH = ('data', 'fsdp')
 TENSOR = ('tensor',)
@@ -67,23 +68,32 @@ def explicit_split(z: jax.Array) -> PartitionSpec:
 
 
 def as_rows_of(z: jax.Array, rows: jax.Array) -> jax.Array:
-  """Broadcast rows [..., C] to the leading axes of z [..., D]. The result is split over devices like z."""
+  """Broadcast rows [..., C] to the leading axes of z [..., D], D ≥ 1. The result is split over devices like z."""
   return jnp.zeros_like(z[..., :1], dtype=rows.dtype) + rows
 
 
-def laid_out_by_xla(f: Callable[..., Any], split: PartitionSpec, *arrays: Any) -> Any:
-  """Call f(*arrays). If arrays are split over explicit mesh axes, XLA chooses all layouts inside of the call.
+def laid_out_by_xla(f: Callable[..., Any], split: PartitionSpec, *arguments: Any) -> Any:
+  """Call f(*arguments). If an array lies on a mesh with explicit axes, XLA chooses all layouts inside of the call.
 
-  JAX does not choose them itself: it refuses to merge a split axis with axes before it, and to sum over a split axis.
+  JAX does not choose them there: it refuses to merge a split axis with axes before it, and to multiply matrices whose
+  contracted axes are both split.
 
   Args:
-    f: a function of pytrees of arrays.
-    split: the mesh axes that split each result, which may have more axes than this. Only explicit mesh axes are read.
-    *arrays: the arguments.
+    f: a function whose results are arrays.
+    split: the explicit mesh axes that split the first axes of each result. The other axes are not split.
+    *arguments: pytrees. Leaves that are no arrays of JAX, such as numbers, reach f as they are.
   """
-  meshes = (jax.typeof(z).sharding.mesh for z in jax.tree.leaves(arrays) if isinstance(z, jax.Array))
-  explicit = next((mesh.explicit_axes for mesh in meshes if mesh.explicit_axes), ())
-  return jax.sharding.auto_axes(f, axes=explicit, out_sharding=split)(*arrays) if explicit else f(*arrays)
+  leaves, structure = jax.tree.flatten(arguments)
+  arrays = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)}
+  meshes = (jax.typeof(z).sharding.mesh for z in arrays.values())
+  mesh = next((mesh for mesh in meshes if mesh.explicit_axes), None)
+  if mesh is None:
+    return f(*arguments)
+
+  def inside(arrays: dict[int, jax.Array]) -> Any:
+    return f(*jax.tree.unflatten(structure, [arrays.get(i, leaf) for i, leaf in enumerate(leaves)]))
+
+  return jax.sharding.auto_axes(inside, axes=mesh.explicit_axes, out_sharding=NamedSharding(mesh, split))(arrays)
 
 
 def interleave_shards(columns: jax.Array, parts: int) -> jax.Array:

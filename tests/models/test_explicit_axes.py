@@ -11,11 +11,14 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import hbf
 from configs import digits
 from hbf.config.resolve import resolve
+from hbf.errors import UserError
 from hbf.models.build import abstract_params, build_model
 from hbf.nn.block import Block
 from hbf.nn.context import Context
 from hbf.nn.registry import MODELS, STAGE1, make_stages, stage_options
 from hbf.nn.traits import traits_of
+from hbf.ops.basis import RadialBasis
+from hbf.ops.hyperbf import hyperbf
 
 ROWS = PartitionSpec('rows')  # an axis that hbf does not know
 OPTIONS = [
@@ -37,6 +40,13 @@ def mesh():
   return jax.make_mesh((2,), ('rows',), axis_types=(AxisType.Explicit,), devices=jax.devices()[:2])
 
 
+def make_model(name, **changes):
+  config = resolve(digits.get_config(f'model={name}')).model
+  with config.unlocked():
+    config.update_from_flattened_dict({'width': 16, 'depth': 1, 'heads': 2, **changes})
+  return build_model(config, 10)
+
+
 def check_types(mesh, apply, params, shape):
   """Check that results are split like the inputs, and that gradients are not split. Nothing is compiled."""
   inputs = jax.ShapeDtypeStruct((4, *shape), jnp.float32, sharding=NamedSharding(mesh, ROWS))
@@ -50,10 +60,7 @@ def check_types(mesh, apply, params, shape):
 
 @pytest.mark.parametrize(('name', 'changes'), OPTIONS)
 def test_every_image_model_takes_a_split_batch(mesh, name, changes):
-  config = resolve(digits.get_config(f'model={name}')).model
-  with config.unlocked():
-    config.update_from_flattened_dict({'width': 16, 'depth': 1, 'heads': 2, **changes})
-  model = build_model(config, 10)
+  model = make_model(name, **changes)
   apply = functools.partial(model.apply, train=True, rngs={'dropout': jax.random.key(0)})
   check_types(mesh, apply, {'params': abstract_params(model, (8, 8, 1))}, (8, 8, 1))
 
@@ -78,6 +85,52 @@ def test_centers_start_from_a_split_batch_as_from_a_whole_one(mesh, start, eager
     params = init(key, jax.device_put(tokens, ROWS))
   assert params['params']['centers'].sharding.is_fully_replicated
   jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), params, stage.init(key, tokens))
+
+
+@pytest.mark.parametrize('name', ['hyperbf', 'softmax', 'gated_softmax', 'gmlp'])
+def test_cudnn_sees_no_explicit_axes(mesh, name, monkeypatch):
+  """JAX's call of cuDNN forgets how its arrays are split."""
+  seen, attention = [], jax.nn.dot_product_attention
+
+  def standing_in(q, *arrays, implementation=None, **options):
+    if implementation == 'cudnn':
+      seen.append(jax.typeof(q).sharding.mesh.explicit_axes)
+    return attention(q, *arrays, **options)
+
+  monkeypatch.setattr(jax.nn, 'dot_product_attention', standing_in)
+  model = f'{name}+none'
+  first, second = stage_options(model, 16)
+  given = {**first, 'attention': 8} if name == 'gmlp' else first
+  block = Block(*make_stages(model, 2, given, second), 0.0, jnp.bfloat16)
+  params = jax.eval_shape(block.init, jax.random.key(0), jnp.ones((4, 6, 16)))
+  check_types(mesh, block.apply, params, (6, 16))
+  assert seen and set(seen) == {()}
+
+
+def test_whitening_starts_from_a_split_batch(mesh):
+  model = make_model('vit', stem='conv', whiten=True, patch=4)
+  images = jax.ShapeDtypeStruct((4, 8, 8, 1), jnp.float32, sharding=NamedSharding(mesh, ROWS))
+  with jax.set_mesh(mesh):
+    params = jax.eval_shape(functools.partial(model.init, train=False), jax.random.key(0), images)['params']
+  assert params['stem0']['whitening'].shape == (9, 18)
+
+
+def test_a_split_batch_brings_its_own_mesh(mesh):
+  """Arrays know their mesh, so `jax.set_mesh` is not needed."""
+  block, key = Block(hbf.HyperBFAttention(2), hbf.HyperBFCenters(3)), jax.random.key(0)
+  tokens = jax.random.normal(jax.random.key(1), (4, 6, 8))
+  split = jax.device_put(tokens, NamedSharding(mesh, ROWS))
+  params = block.init(key, tokens)
+  placed = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
+  gradient = jax.jit(jax.grad(lambda params, tokens: jnp.square(block.apply(params, tokens)).mean()))
+  compare = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+  jax.tree.map(compare, gradient(placed, split), gradient(params, tokens))
+
+
+def test_a_wrong_number_is_refused_on_explicit_axes_too(mesh):
+  points = jax.device_put(jnp.ones((4, 6, 3)), NamedSharding(mesh, ROWS))
+  with jax.set_mesh(mesh), pytest.raises(UserError, match='sigma'):
+    hyperbf(points, jnp.ones((5, 3)), jnp.ones((5, 2)), RadialBasis('gaussian', -1.0))
 
 
 @pytest.mark.parametrize('split', [PartitionSpec('rows'), PartitionSpec(None, 'rows')], ids=str)

@@ -5,7 +5,7 @@ show that it equals softmax attention.
 """
 
 import functools
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.export
@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float
 
 from hbf.ops.basis import RadialBasis
 from hbf.ops.distances import metric_product, split_dot_only
+from hbf.ops.layout import explicit_split, laid_out_by_xla
 from hbf.ops.masks import joint_mask
 from hbf.ops.products import before_ampere, einsum, is_short, keep_short, products, row_dots, tangent_products
 from hbf.ops.row_major import by_columns
@@ -58,6 +59,14 @@ def attention(
   """
   queries, keys, values = (jnp.asarray(z) for z in (queries, keys, values))  # NumPy's types may not be JAX's
   scale = queries.shape[-1] ** -0.5 if scale is None else scale
+  # JAX's call of cuDNN forgets how its arrays are split over explicit mesh axes.
+  options = scale, centers, mask, causal, full_precision
+  return laid_out_by_xla(_fastest, explicit_split(queries), queries, keys, values, *options)
+
+
+def _fastest(queries: jax.Array, keys: jax.Array, values: jax.Array, *options: Any) -> jax.Array:
+  """Compute `attention` by cuDNN or by XLA. `options` are the others of its arguments."""
+  scale, centers, mask, causal, full_precision = options
   default = functools.partial(
     _xla_attention, scale=scale, centers=centers, mask=mask, causal=causal, full_precision=full_precision
   )
