@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import grid_positions
+from hbf.nn.dropout import Dropout
 from hbf.nn.tiles import tiles
 from hbf.ops.layout import as_rows_of, laid_out_by_xla
 from hbf.options import FLAG, RATE, OptionError, one_of, whole
@@ -83,7 +84,7 @@ class PatchEmbedding(CheckedModule):
       token = self.param('class_token', nn.initializers.normal(0.02), (1, 1, self.width))
       tokens = jnp.concatenate([as_rows_of(tokens[:, :1], token.astype(self.dtype)), tokens], axis=1)
       coordinates = np.concatenate([np.full((1, 2), np.nan, np.float32), coordinates])
-    return nn.Dropout(self.dropout, deterministic=not train)(tokens), jnp.asarray(coordinates)
+    return Dropout(self.dropout, deterministic=not train)(tokens), jnp.asarray(coordinates)
 
   def _convolved(self, images: jax.Array) -> jax.Array:
     """Return for each patch the inputs [B, rows, columns, 9 · channels] of the stem's last convolution."""

@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from hbf.errors import UserError
@@ -14,7 +15,9 @@ from hbf.models.embedding import sincos
 from hbf.nn.cache import new_tokens
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import Context, Continued
+from hbf.nn.dropout import Dropout
 from hbf.nn.trunk import Trunk
+from hbf.ops.layout import explicit_split, laid_out_by_xla
 from hbf.options import FLAG, RATE, one_of, whole
 
 
@@ -92,9 +95,10 @@ class LanguageModel(CheckedModule):
       continued=None if start is None else Continued(start, self.length),
     )
     positions = new_tokens(self._positions(coordinates)[:known], context, length, 0)
-    known_tokens = ((tokens >= 0) & (tokens < self.vocabulary))[..., None]  # -1 would give the last token's vector
-    embedded = (jnp.where(known_tokens, vectors(tokens), jnp.nan) + positions).astype(self.dtype)
-    embedded = nn.Dropout(self.dropout, deterministic=not train)(embedded)
+    split = PartitionSpec(*explicit_split(tokens), None)
+    embedded = laid_out_by_xla(_look_up, split, vectors.embedding, tokens)
+    embedded = (embedded + positions).astype(self.dtype)
+    embedded = Dropout(self.dropout, deterministic=not train)(embedded)
     flat = self.trunk(embedded, context).reshape(-1, self.width).astype(jnp.float32)
     head = vectors.attend if self.tied else nn.Dense(self.vocabulary, use_bias=False, name='head')
     logits = head(flat).reshape(batch, length, self.vocabulary)
@@ -109,3 +113,9 @@ class LanguageModel(CheckedModule):
       'none': lambda: np.zeros(shape, np.float32),
     }
     return jnp.asarray(makers[self.positions]())
+
+
+def _look_up(vectors: jax.Array, tokens: jax.Array) -> jax.Array:
+  """Return the vectors [B, N, D] of tokens [B, N]. The vector of a token outside the vocabulary is NaN."""
+  known = ((tokens >= 0) & (tokens < len(vectors)))[..., None]  # else −1 would get the last token's vector
+  return jnp.where(known, jnp.take(vectors, tokens, axis=0), jnp.nan)

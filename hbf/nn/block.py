@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 from hbf.errors import UserError
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context, check_context
+from hbf.nn.dropout import Dropout
 from hbf.nn.registry import Stage
 from hbf.nn.traits import traits_of
 from hbf.nn.windows import in_windows
@@ -95,7 +96,7 @@ class Block(CheckedModule):
     if self.layer_scale:
       start = nn.initializers.constant(self.layer_scale)
       update *= self.param(f'scale_{name}', start, tokens.shape[-1:]).astype(update.dtype)
-    update = nn.Dropout(self.dropout, deterministic=not context.train)(update)
+    update = Dropout(self.dropout, deterministic=not context.train)(update)
     if context.train and drop_path is not None:
       keep = jax.random.bernoulli(self.make_rng('dropout'), 1 - drop_path, (len(tokens), 1, 1))
       update *= (keep / (1 - drop_path)).astype(update.dtype)

@@ -114,7 +114,7 @@ def hyperbf(
       for a GPU.
   """
   points, centers, coefficients = _as_arrays(points, centers, coefficients)
-  split = _split(points, coefficients)
+  split = _split(points, centers, coefficients)
   return laid_out_by_xla(_hyperbf, split, points, centers, coefficients, basis, mask, causal, implementation, factors)
 
 
@@ -149,7 +149,7 @@ def partial_sum(
   """
   assert basis.normalization == 'sum'
   points, centers, coefficients = _as_arrays(points, centers, coefficients)
-  compute, split = fastest_partial(partial_plain, mask, causal), _split(points, coefficients)
+  compute, split = fastest_partial(partial_plain, mask, causal), _split(points, centers, coefficients)
   return laid_out_by_xla(compute, split, points, centers, coefficients, basis, mask, causal)
 
 
@@ -171,11 +171,15 @@ def partial_plain(
   return PartialSum(jnp.einsum('...na,...av->...nv', r, coefficients), log_normalizer)
 
 
-def _split(points: jax.Array, coefficients: jax.Array) -> PartitionSpec:
-  """Return the explicit mesh axes that split f(x): leading axes like both arrays, and N like the points."""
-  of_points, of_coefficients = (explicit_split(z)[:-2] for z in (points, coefficients))
-  leading = itertools.zip_longest(reversed(of_points), reversed(of_coefficients))
-  return PartitionSpec(*reversed([a or b for a, b in leading]), explicit_split(points)[-2], None)
+def _split(points: jax.Array, centers: jax.Array, coefficients: jax.Array) -> PartitionSpec:
+  """Return the explicit mesh axes that split f(x): leading axes like those of the arrays, and N like the points."""
+  *split, _ = explicit_split(points)
+  for z in (coefficients, centers):
+    used = {*jax.tree.leaves(split)}  # a mesh axis can split one axis only
+    free = [None if used & {*jax.tree.leaves(axes)} else axes for axes in explicit_split(z)[:-2]]
+    pairs = itertools.zip_longest(reversed(split), (None, *reversed(free)))
+    split = [ours or theirs for ours, theirs in pairs][::-1]
+  return PartitionSpec(*split, None)
 
 
 def _as_arrays(points: jax.Array, centers: jax.Array, coefficients: jax.Array) -> tuple[jax.Array, ...]:

@@ -2,6 +2,7 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,12 +10,13 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import hbf
-from configs import digits
+from configs import digits, text
 from hbf.config.resolve import resolve
 from hbf.errors import UserError
-from hbf.models.build import abstract_params, build_model
+from hbf.models.build import abstract_params, build_language_model, build_model
 from hbf.nn.block import Block
 from hbf.nn.context import Context
+from hbf.nn.dropout import Dropout
 from hbf.nn.registry import MODELS, STAGE1, make_stages, stage_options
 from hbf.nn.traits import traits_of
 from hbf.ops.basis import RadialBasis
@@ -28,7 +30,7 @@ OPTIONS = [
   ('hyperbf', {'stage2.nested': True, 'scan_layers': True, 'depth': 2, 'remat': True}),
   ('hyperbf', {'window': 2, 'depth': 2, 'pool': 'mean', 'patch': 1}),
   ('positional', {'merge': (1,), 'depth': 2, 'pool': 'mean'}),
-  ('positional', {'pool': 'cls', 'drop_path': 0.1}),
+  ('positional', {'pool': 'cls', 'drop_path': 0.1, 'dropout': 0.1}),
   ('vit', {'stage1.relative_positions': 'rotary', 'pool': 'sequence', 'stem': 'conv', 'whiten': True, 'patch': 4}),
   ('convolution+hyperbf', {'pool': 'mean'}),
   ('gated_softmax+none', {'dtype': 'bfloat16'}),
@@ -45,6 +47,13 @@ def make_model(name, **changes):
   with config.unlocked():
     config.update_from_flattened_dict({'width': 16, 'depth': 1, 'heads': 2, **changes})
   return build_model(config, 10)
+
+
+def make_language_model(name, **changes):
+  config = resolve(text.get_config(f'model={name}')).model
+  with config.unlocked():
+    config.update_from_flattened_dict({'width': 16, 'depth': 1, 'heads': 2, **changes})
+  return build_language_model(config, 11, 8, causal=True)
 
 
 def check_types(mesh, apply, params, shape):
@@ -67,12 +76,74 @@ def test_every_image_model_takes_a_split_batch(mesh, name, changes):
 
 @pytest.mark.parametrize('name', [name for name, module in STAGE1.items() if traits_of(module).causal])
 def test_every_causal_block_takes_a_split_batch(mesh, name):
-  """The tokens are vectors, because Flax's `nn.Embed` refuses texts whose batch is split."""
   model = f'{name}+hyperbf'
   block = Block(*make_stages(model, 2, *stage_options(model, 16)), 0.0)
   context = Context(train=True, causal=True, positions=jnp.arange(6, dtype=jnp.float32)[:, None])
   params = jax.eval_shape(block.init, jax.random.key(0), jnp.ones((4, 6, 16)), context)
   check_types(mesh, lambda params, tokens: block.apply(params, tokens, context), params, (6, 16))
+
+
+@pytest.mark.parametrize('changes', [{}, {'tied': False, 'positions': 'sincos', 'dropout': 0.1}], ids=str)
+def test_a_language_model_takes_split_texts(mesh, changes):
+  model = make_language_model('hyperbf', **changes)
+  rngs = {'dropout': jax.random.key(0)}
+  mask = jnp.arange(6) < jnp.array([6, 5, 4, 3])[:, None]
+  texts = jax.random.randint(jax.random.key(0), (4, 6), 0, 11)
+  params = model.init(jax.random.key(0), texts, train=False)
+
+  def logits(params, texts, mask):
+    return model.apply(params, texts, train=True, mask=mask, rngs=rngs)
+
+  def loss(*arguments):
+    return jnp.square(logits(*arguments)).mean()
+
+  both = jax.jit(lambda *arguments: (logits(*arguments), jax.grad(loss)(*arguments)))
+  with jax.set_mesh(mesh):
+    split = both(jax.device_put(params, PartitionSpec()), *jax.device_put((texts, mask), ROWS))
+  assert split[0].sharding.spec[0] == 'rows'
+  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), split, both(params, texts, mask))
+
+
+@pytest.mark.parametrize('name', [name for name, module in STAGE1.items() if traits_of(module).causal])
+def test_a_cache_is_split_like_the_texts(mesh, name):
+  """The first axis of every array of the cache is the batch, or has it as its first part."""
+  model, texts = make_language_model(f'{name}+hyperbf'), jax.ShapeDtypeStruct((4, 8), jnp.int32)
+  params = jax.eval_shape(functools.partial(model.init, train=False), jax.random.key(0), texts)
+
+  def two_parts(params, texts):
+    _, cache = model.apply(params, texts, train=False, start=jnp.int32(0), mutable=['cache'])
+    logits, _ = model.apply({**params, **cache}, texts, train=False, start=jnp.int32(3), mutable=['cache'])
+    return logits, cache
+
+  split = jax.ShapeDtypeStruct((4, 3), jnp.int32, sharding=NamedSharding(mesh, ROWS))
+  with jax.set_mesh(mesh):
+    results = jax.eval_shape(two_parts, params, split)
+  assert name == 'identity' or jax.tree.leaves(results[1])
+  assert all(leaf.sharding.spec[0] == 'rows' for leaf in jax.tree.leaves(results))
+
+
+def test_dropout_draws_the_same_numbers_for_a_split_batch(mesh):
+  """The random key may lie on the mesh, as after a step of training."""
+  values, key = jnp.ones((4, 6)), jax.random.key(0)
+
+  class Ones(nn.Module):
+    dropout: type
+
+    @nn.compact
+    def __call__(self, z):
+      return self.dropout(0.5, deterministic=False)(z)
+
+  def apply(z, key, dropout=Dropout):
+    return Ones(dropout).apply({}, z, rngs={'dropout': key})
+
+  expected = apply(values, key, nn.Dropout)
+  assert 0 < expected.mean() < 2
+  np.testing.assert_array_equal(apply(values, key), expected)
+  with jax.set_mesh(mesh):
+    split, placed = jax.device_put(values, ROWS), jax.device_put(key, PartitionSpec())
+    for result in (apply(split, placed), jax.jit(apply)(split, placed), jax.jit(apply)(split, key)):
+      assert result.sharding.spec[0] == 'rows'
+      np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.parametrize('eager', [False, True])
@@ -159,3 +230,18 @@ def test_the_operator_of_split_arrays_equals_that_of_whole_ones(mesh, options, s
     result = jax.jit(both)(*given)
   assert tuple(result[0].sharding.spec)[: len(split)] == tuple(split)
   jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), result, expected)
+
+
+@pytest.mark.parametrize('splits', [
+  (PartitionSpec(None, 'rows'), PartitionSpec(), PartitionSpec('rows')),
+  (PartitionSpec(), PartitionSpec('rows'), PartitionSpec()),
+  (PartitionSpec(None, None, 'rows'), PartitionSpec('rows'), PartitionSpec('rows')),
+], ids=str)  # fmt: skip
+def test_points_centers_and_coefficients_may_be_split_along_different_axes(mesh, splits):
+  rng = np.random.default_rng(0)
+  arrays = [jnp.asarray(rng.normal(size=(4, 2, *shape)), 'f') for shape in ((6, 3), (5, 3), (5, 2))]
+  compute = jax.jit(hbf.hyperbf)
+  with jax.set_mesh(mesh):
+    result = compute(*jax.device_put(arrays, list(splits)))
+  assert 'rows' in result.sharding.spec
+  np.testing.assert_allclose(result, compute(*arrays), rtol=1e-5, atol=1e-6)

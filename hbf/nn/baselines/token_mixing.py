@@ -53,7 +53,7 @@ class TokenMLP(CheckedModule):
     made_of, read_by = self._order(length) if context.causal else (None, None)
     sums = zero_hidden(tokens, context).mT.reshape(-1, count) @ new_tokens(first.kernel(made_of), context, count, 0)
     if context.continued is not None:
-      earlier = self.variable('cache', 'sums', jnp.zeros, sums.shape, sums.dtype)
+      earlier = self.variable('cache', 'sums', jnp.zeros_like, sums)
       sums = earlier.value = earlier.value + sums
     out = activation(sums + first.bias()) @ new_tokens(second.kernel(read_by), context, count, 1)
     out += new_tokens(second.bias(), context, count, 0)
