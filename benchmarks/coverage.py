@@ -18,7 +18,7 @@ from scipy.signal import lfilter
 from scipy.stats import norm
 
 from benchmarks.common import report
-from hbf.comparison.statistics import Difference, block_length, differences
+from hbf.comparison.statistics import Difference, block_length, difference_of_pairs, differences
 
 IMAGE, OWN, BOTH = 1.0, 0.4, 0.6  # standard deviations: effect of an image; of arm and image; of seed and image
 ARMS = 0.05  # greatest shift of an arm, in the same units
@@ -90,6 +90,15 @@ def share(
   return {'one, %': 100 * float(np.mean(held)), 'all, %': 100 * float(np.mean(np.all(held, axis=1)))}
 
 
+def share_of_pairs(times: int, draw: Callable[[np.random.Generator], Drawn]) -> dict[str, float]:
+  """Return how often the interval of a table of pairs contains the true difference of two arms, in percent."""
+  held = []
+  for time in range(times):
+    (first, other), (true,) = draw(np.random.default_rng(time))
+    held.append(_holds(difference_of_pairs(other - first), true))
+  return {'one, %': 100 * float(np.mean(held)), 'all, %': 100 * float(np.mean(held))}
+
+
 def _holds(difference: Difference, true: float) -> bool:
   return difference.low is not None and difference.high is not None and difference.low <= true <= difference.high
 
@@ -107,6 +116,14 @@ def rows(times: int) -> Iterator[dict[str, Any]]:
       about = {'examples': '2,000 images', 'arms': arms, 'seeds': seeds, 'sd of seeds': spread}
       how = 'images and seeds' if over_seeds else 'images alone'
       yield about | {'interval': how} | share(times, draw, over_seeds=over_seeds)
+  for seeds in (2, 3, 5):
+    for deviation in (0.0, 0.5, 1.0):
+
+      def draw_pairs(random: np.random.Generator, case: tuple = (2, seeds, 2000, deviation)) -> Drawn:
+        return images(random, *case)
+
+      about = {'examples': '2,000 images', 'arms': 2, 'seeds': seeds, 'sd of seeds': f'{deviation} points'}
+      yield about | {'interval': 'pairs of runs'} | share_of_pairs(times, draw_pairs)
   for n, memory in ((436, 0.0), (436, 0.9), (436, 0.98), (1743, 0.98)):
 
     def draw_text(random: np.random.Generator, case: tuple = (3, n, memory)) -> Drawn:

@@ -2,13 +2,11 @@
 
 import collections
 import json
-import math
 import pathlib
 import statistics
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from benchmarks.common import format_report
 from benchmarks.hardware import rows as hardware
@@ -23,13 +21,13 @@ from hbf.analysis.report.few_shot_report import tables as few_shot
 from hbf.analysis.report.memory_report import table as memories
 from hbf.analysis.report.optimization_report import tables as optimization
 from hbf.analysis.report.outlier_report import table as outliers
-from hbf.analysis.report.seeds import student_half
 from hbf.analysis.report.starts_report import table as starts
 from hbf.analysis.report.text_edit_report import table as text_edits
 from hbf.analysis.token_order import table as mixing
 from hbf.comparison import tune
 from hbf.comparison.grid import Grid
 from hbf.comparison.held_out import held_out_table
+from hbf.comparison.statistics import difference_of_pairs
 from hbf.comparison.stored import open_runs
 from hbf.comparison.table import markdown, read_rows
 from hbf.evaluation.scores import ACCURACY, NLL
@@ -149,8 +147,7 @@ def comparison(name: str) -> str:
 def pairs(models: tuple[str, str], folders: tuple[tuple[str, str], ...]) -> str:
   """Return the accuracies of each pair of runs, and the mean difference on each data set.
 
-  The half length of the 95% interval of a mean is √(a² + b²). Here a is for the test images, which all pairs of a
-  data set share, and b is Student's, over the pairs. The images add to b too, so the interval is a bit too long.
+  The interval of a mean is that of `hbf.comparison.statistics.difference_of_pairs`.
 
   Args:
     models: the labels of the two models.
@@ -168,11 +165,8 @@ def pairs(models: tuple[str, str], folders: tuple[tuple[str, str], ...]) -> str:
       lines.append((group, name, str(seed), f'{first:.2f}', f'{other:.2f}', f'{first - other:+.2f}', ''))
   for group, found in outcomes.items():
     first, other = np.mean(found, axis=(0, 2))
-    ahead = np.array(found)[:, 0] - np.array(found)[:, 1]
-    images = float(stats.norm.ppf(0.975)) * ahead.mean(axis=0).std(ddof=1) / math.sqrt(ahead.shape[1])
-    half, mean = math.hypot(images, student_half(ahead.mean(axis=1))), first - other
-    interval = f'{mean - half:+.2f} … {mean + half:+.2f}'
-    means = (f'{first:.2f}', f'{other:.2f}', f'{mean:+.2f}', interval)
+    ahead = difference_of_pairs(np.array(found)[:, 0] - np.array(found)[:, 1])
+    means = (f'{first:.2f}', f'{other:.2f}', f'{ahead.estimate:+.2f}', f'{ahead.low:+.2f} … {ahead.high:+.2f}')
     lines.append((f'**{group}, mean**', f'all {len(found)}', '', *means))
   return table(header, lines)
 

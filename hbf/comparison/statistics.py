@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from scipy import stats
 
 LEVEL = 0.95
 SEEDS = 3  # fewest seeds of an arm for an interval that covers the seeds
@@ -97,6 +98,26 @@ def differences(arms: Sequence[np.ndarray], length: int = 1, draws: int = DRAWS)
     Difference(float(mean), float(mean - half), float(mean + half), bool(seeds))
     for mean, half, seeds in zip(others.mean(axis=1), halves, over_seeds, strict=True)
   ]
+
+
+def difference_of_pairs(ahead: np.ndarray) -> Difference:
+  """Return the mean difference of several pairs of runs on the same examples. The pairs may have different recipes.
+
+  The half length of the 95% interval is √(a² + b²). Here a is the normal distribution's, over the examples, and b is
+  Student's, over the pairs. The examples add to b too, so the interval is a bit too long.
+
+  Args:
+    ahead: for each pair and example, the outcome of the first run minus that of the other, [P, n]. If there are fewer
+      than two pairs or examples, the difference has no interval.
+  """
+  count, n = ahead.shape
+  mean = float(ahead.mean())
+  if min(count, n) < 2:
+    return Difference(mean, None, None, False)
+  errors = [ahead.mean(axis=axis).std(ddof=1) / math.sqrt(ahead.shape[1 - axis]) for axis in (0, 1)]
+  both = (1 + LEVEL) / 2
+  half = math.hypot(stats.norm.ppf(both) * errors[0], stats.t.ppf(both, count - 1) * errors[1])
+  return Difference(mean, mean - half, mean + half, True)
 
 
 def block_length(examples: int) -> int:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.coverage import images, share, texts
-from hbf.comparison.statistics import block_length, differences
+from benchmarks.coverage import images, share, share_of_pairs, texts
+from hbf.comparison.statistics import block_length, difference_of_pairs, differences
 
 
 def normal(*shape, seed=0):
@@ -33,6 +33,30 @@ def test_where_seeds_are_all_that_varies_the_intervals_are_dunnetts():
   for difference, low, high in zip(found, expected.low, expected.high, strict=True):
     assert bounds(difference) == pytest.approx((low, high), abs=0.01 * (high - low))
     assert difference.seeds
+
+
+def test_where_pairs_are_all_that_varies_their_interval_is_students():
+  ahead = normal(4, 1) * np.ones((1, 50))
+  found = difference_of_pairs(ahead)
+  expected = stats.ttest_1samp(ahead[:, 0], 0).confidence_interval()
+  assert bounds(found) == pytest.approx(tuple(expected)) and found.estimate == pytest.approx(ahead.mean())
+
+
+def test_where_examples_are_all_that_varies_the_interval_of_pairs_is_over_examples():
+  found = difference_of_pairs(normal(1, 50) * np.ones((4, 1)))
+  half = 1.96 * stats.sem(normal(1, 50)[0])
+  assert bounds(found) == pytest.approx((found.estimate - half, found.estimate + half), rel=1e-3)
+
+
+def test_one_pair_has_no_interval():
+  assert bounds(difference_of_pairs(normal(1, 50))) == (None, None)
+
+
+@pytest.mark.parametrize('pairs', [2, 3])
+def test_intervals_of_pairs_hold_the_true_difference_as_often_as_they_say(pairs):
+  for deviation in (0.0, 1.0):
+    held = share_of_pairs(200, lambda random, deviation=deviation: images(random, 2, pairs, 400, deviation))
+    assert held['one, %'] >= 91  # 95% less 2.6 standard errors
 
 
 def test_noise_that_the_examples_cause_is_counted_once():
