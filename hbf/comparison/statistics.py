@@ -104,7 +104,7 @@ def difference_of_pairs(ahead: np.ndarray) -> Difference:
   """Return the mean difference of several pairs of runs on the same examples. The pairs may have different recipes.
 
   The half length of the 95% interval is √(a² + b²). Here a is the normal distribution's, over the examples, and b is
-  Student's, over the pairs. The examples add to b too, so the interval is a bit too long.
+  Student's, over the pairs. The examples add to b too, so the interval is too long: `benchmarks.coverage`.
 
   Args:
     ahead: for each pair and example, the outcome of the first run minus that of the other, [P, n]. If there are fewer
