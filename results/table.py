@@ -53,6 +53,7 @@ COMPARISONS = (
   'resolutions-cifar100',
   'resolutions-tiny',
   'resolutions-tiny-vit',
+  'resolutions-tiny-vit-seeds',
   'resolutions-window',
   'claim-blocks',
   'claim-all',
@@ -81,6 +82,10 @@ PAIRED = {
   ('positional-2-2', 'vit-swiglu'): (
     ('resolutions-seeds', 'claim-h100'),
     ('resolutions-cifar100', 'claim-cifar100'),
+  ),
+  ('positional-4-2', 'vit-4-2'): (
+    ('resolutions-tiny', 'resolutions-tiny-vit'),
+    ('resolutions-tiny', 'resolutions-tiny-vit-seeds'),
   ),
   ('positional-2-2', 'hyperbf'): (('resolutions-cifar100', 'claim-cifar100'),),
   ('positional-2-2', 'positional'): (('resolutions-seeds', 'claim-positional'),),
@@ -151,14 +156,15 @@ def pairs(models: tuple[str, str], folders: tuple[tuple[str, str], ...]) -> str:
 
   Args:
     models: the labels of the two models.
-    folders: for each comparison, the folder of the first model's runs and that of the other's.
+    folders: for each comparison, the folder of the first model's runs and that of the other's. Seeds that only one of
+      them has are left out.
   """
   header, lines = ('data', 'comparison', 'seed', *models, 'difference', '95% interval'), []
   outcomes = collections.defaultdict(list)  # of each pair of a data set, for the two models and n images, [2, n]
   for names in folders:
     ours, theirs = (_outcomes(name, model) for name, model in zip(names, models, strict=True))
-    for (group, seed), outcome in ours.items():
-      pair = np.array([outcome, theirs[group, seed]])
+    for group, seed in (key for key in ours if key in theirs):
+      pair = np.array([ours[group, seed], theirs[group, seed]])
       first, other = pair.mean(axis=1)
       outcomes[group].append(pair)
       name = ', '.join(dict.fromkeys(names))
