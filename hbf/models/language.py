@@ -79,11 +79,16 @@ class LanguageModel(CheckedModule):
         and there is no cache.
 
     Raises:
-      UserError: the texts are longer than `length`, or an option's value is unknown.
+      UserError: the texts are not [B, N] or are longer than `length`, the mask has another shape, or an option's
+        value is unknown.
     """
+    if tokens.ndim != 2:
+      raise UserError(f'tokens have shape {list(tokens.shape)}: expected [B, N], such as tokens[None] for one text')
     batch, length = tokens.shape
     if length > self.length:
       raise UserError(f'a text of {length} tokens is longer than the {self.length} that the model takes: cut it')
+    if mask is not None and not (mask.ndim == 2 and mask.shape[0] in (1, batch) and mask.shape[1] in (1, length)):
+      raise UserError(f'mask has shape {list(mask.shape)}: expected [{batch}, {length}], False for padding')
     vectors = nn.Embed(self.vocabulary, self.width, embedding_init=nn.initializers.normal(0.02), name='embedding')
     coordinates = np.arange(self.length, dtype=np.float32)[:, None]
     known = length if start is None else self.length  # number of positions in the context

@@ -68,11 +68,12 @@ def grid_positions(rows: int, columns: int) -> Float[np.ndarray, 'N 2']:
 
 
 def check_context(stage: nn.Module, context: Context, shape: tuple[int, ...]) -> None:
-  """Check that a stage supports a context, and that the context's mask fits tokens of the given shape.
+  """Check that a stage supports a context, and that the context's mask and positions fit tokens of the given shape.
 
   Raises:
     UserError: the context has causality, a cache or a mask that the stage does not support. Or the shape is not
-      [B, N, D], or the mask has another type than booleans or does not broadcast to [B, N, N].
+      [B, N, D], the mask has another type than booleans or does not broadcast to [B, N, N], or the positions or the
+      grid have the wrong shape.
   """
   traits = traits_of(stage)
   if len(shape) != 3:
@@ -87,6 +88,7 @@ def check_context(stage: nn.Module, context: Context, shape: tuple[int, ...]) ->
       f'{type(stage).__name__} keeps no cache of earlier tokens: give it whole texts, or use another stage 1, such '
       'as softmax, hyperbf, linear or gmlp'
     )
+  _check_positions(context, shape[1])
   if context.mask is None:
     return
   _check_mask(context.mask, shape[0], shape[1])
@@ -99,6 +101,22 @@ def check_context(stage: nn.Module, context: Context, shape: tuple[int, ...]) ->
       f'{type(stage).__name__} takes only masks for keys, [B, 1, N], and this mask has shape '
       f'{list(context.mask.shape)}: use softmax or hyperbf as stage 1'
     )
+
+
+def _check_positions(context: Context, length: int) -> None:
+  """Raise UserError unless the context has positions [length, P] or none, and a grid of two numbers or none."""
+  if context.grid is not None and not (isinstance(context.grid, tuple) and len(context.grid) == 2):
+    raise UserError(f'grid is {context.grid!r}: expected (rows, columns), the numbers of patches')
+  if context.positions is None:
+    return
+  known = length if context.continued is None else context.continued.room
+  shape = getattr(context.positions, 'shape', None)
+  if shape is None or len(shape) != 2 or shape[0] != known or not shape[1]:
+    given = f'has type {type(context.positions).__name__}' if shape is None else f'has shape {list(shape)}'
+    hint = ', such as positions[:, None]' if shape == (known,) else ''
+    raise UserError(f'positions {given}: expected an array [{known}, P], the P coordinates of each token{hint}')
+  if context.grid is not None and shape[1] != 2:
+    raise UserError(f'positions has shape {list(shape)}: expected [{known}, 2] beside a grid, row and column')
 
 
 def _check_mask(mask: Any, batch: int, length: int) -> None:

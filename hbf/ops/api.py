@@ -94,6 +94,8 @@ def hyperbf(
     raise _mismatch('coefficients', coefficients, f'[..., {count}, V], as centers has shape {_text(centers.shape)}')
   leading = _leading(x=x, centers=centers, coefficients=coefficients)
   shape, computed = (*leading, 1, count), sum_dtype(x.dtype, centers.dtype, coefficients.dtype)
+  if not count and normalization != 'none':
+    raise UserError(f'centers has shape {_text(centers.shape)}: expected a center or more, to normalize over them')
   sigma = _per_center('sigma', sigma, shape, computed)
   name, weights = _metric(metric, leading, dimensions)
   squared_radius: jax.Array | float = 0.0
@@ -102,7 +104,7 @@ def hyperbf(
   elif not (isinstance(radius, numbers.Real) and radius == 0):
     raise UserError(f'radius is for ball kernels, and kernel is {kernel!r}: leave radius out')
   if mask is not None:
-    mask = jnp.asarray(mask)
+    mask = _array('mask', mask)
     if mask.dtype != bool:
       raise UserError(f'mask has type {mask.dtype}: expected booleans, True where a point sees a center')
     _check_broadcasts('mask', mask, (*leading, points, count))
@@ -126,13 +128,21 @@ def hyperbf(
 
 def _floats(name: str, value: Any) -> jax.Array:
   """Return the argument `name` as an array. Raise UserError unless it holds floats and has two axes or more."""
-  array = jnp.asarray(value)
+  array = _array(name, value)
   if not jnp.issubdtype(array.dtype, jnp.floating):
     raise UserError(f'{name} has type {array.dtype}: expected floats, such as {name}.astype(float)')
   if array.ndim < 2:
     expected = {'x': 'N, D', 'centers': 'A, D', 'coefficients': 'A, V'}[name]
     raise _mismatch(name, array, f'[..., {expected}]')
   return array
+
+
+def _array(name: str, value: Any, dtype: jnp.dtype | None = None) -> jax.Array:
+  """Return the argument `name` as an array. Raise UserError if JAX has no array of such a value."""
+  try:
+    return jnp.asarray(value, dtype)
+  except (TypeError, ValueError):
+    raise UserError(f'{name} has type {type(value).__name__}: expected an array') from None
 
 
 def _leading(**arrays: jax.Array) -> tuple[int, ...]:
@@ -146,12 +156,13 @@ def _leading(**arrays: jax.Array) -> tuple[int, ...]:
 
 def _per_center(name: str, value: Any, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
   """Check the argument `name`, which is sigma or radius. Return an array that broadcasts to `shape` [..., 1, A]."""
-  if isinstance(value, numbers.Real | np.ndarray):  # reading an array of JAX would wait for the device
+  listed = isinstance(value, list | tuple) and all(isinstance(z, numbers.Real) for z in value)
+  if listed or isinstance(value, numbers.Real | np.ndarray):  # reading an array of JAX would wait for the device
     numbers_in = np.asarray(value)
     holds, expected = (numbers_in > 0, 'above 0') if name == 'sigma' else (numbers_in >= 0, 'of 0 or more')
     if not np.all(holds & np.isfinite(numbers_in)):
       raise UserError(f'{name} is {value!r}: expected a number {expected}, for all centers or for each')
-  array = jnp.asarray(value, dtype)
+  array = _array(name, value, dtype)
   _check_broadcasts(name, array, shape)
   return array[None] if array.ndim == 1 else array
 
@@ -163,7 +174,7 @@ def _metric(metric: Any, leading: tuple[int, ...], dimensions: int) -> tuple[str
   """
   if metric is None:
     return 'identity', None
-  array = jnp.asarray(metric)
+  array = _array('metric', metric)
   if not jnp.issubdtype(array.dtype, jnp.floating) or not array.ndim or array.shape[-1] != dimensions:
     raise _mismatch('metric', array, f'None, or floats [{dimensions}] or [..., R, {dimensions}] that multiply x − t')
   if array.ndim == 1:

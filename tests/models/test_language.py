@@ -125,6 +125,17 @@ def test_what_can_not_be_is_refused(changes, length, message):
     make(**changes).init(jax.random.key(0), make_texts(length), train=False)
 
 
+def test_one_text_alone_is_refused():
+  with pytest.raises(UserError, match=r'tokens have shape \[6\]: expected \[B, N\], such as tokens\[None\]'):
+    make().init(jax.random.key(0), make_texts()[0], train=False)
+
+
+@pytest.mark.parametrize('shape', [(6,), (2, 5), (2, 6, 6)])
+def test_a_mask_of_another_shape_than_the_texts_is_refused(shape):
+  with pytest.raises(UserError, match=r'mask has shape \[.*\]: expected \[2, 6\], False for padding'):
+    make().init(jax.random.key(0), make_texts(), train=False, mask=jnp.ones(shape, bool))
+
+
 @pytest.mark.parametrize('unknown', [-1, V])
 def test_an_unknown_token_has_logits_of_nan(unknown):
   """A negative index would otherwise count from the end of the vocabulary."""

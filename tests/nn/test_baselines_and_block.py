@@ -369,6 +369,31 @@ def test_a_mask_that_is_not_booleans_for_all_pairs_of_tokens_is_refused(mask, me
     block.apply(params, tokens, Context(mask=mask))
 
 
+@pytest.mark.parametrize(
+  ('context', 'message'),
+  [
+    (
+      Context(positions=jnp.arange(9.0)),
+      r'positions has shape \[9\]: expected an array \[9, P\].*positions\[:, None\]',
+    ),
+    (Context(positions=jnp.zeros((1, 2))), r'positions has shape \[1, 2\]: expected an array \[9, P\]'),
+    (Context(positions=jnp.zeros((B, 9, 2))), r'positions has shape \[2, 9, 2\]: expected'),
+    (Context(positions=jnp.zeros((9, 0))), r'positions has shape \[9, 0\]: expected'),
+    (Context(positions=[[0.0, 0.0]] * 9), 'positions has type list: expected an array'),
+    (Context(positions=jnp.zeros((9, 2)), grid=9), 'grid is 9: expected'),
+    (
+      Context(positions=jnp.zeros((9, 1)), grid=(3, 3)),
+      r'positions has shape \[9, 1\]: expected \[9, 2\] beside a grid',
+    ),
+  ],
+)
+@pytest.mark.parametrize('name', ['hyperbf', 'positional'])
+def test_positions_that_are_not_one_for_each_token_are_refused(name, context, message):
+  block, tokens = Block(*make_stages(f'{name}+none', 2, *stage_options(f'{name}+none', D)), 0.0), jnp.ones((B, 9, D))
+  with pytest.raises(UserError, match=message):
+    jax.eval_shape(block.init, jax.random.key(0), tokens, context)
+
+
 def test_a_stage_alone_refuses_an_additive_mask():
   stage, tokens = SoftmaxAttention(2), make_tokens()
   with pytest.raises(UserError, match='expected an array of booleans, True where'):

@@ -219,8 +219,7 @@ def to_images(name: str, value: Any, shape: Sequence[int] | None = None, why: st
   images = np.asarray(value)
   expected = '[N, H, W, C]' if shape is None else f'[N, {", ".join(map(str, shape))}], {why}'
   if images.ndim != 4 or 0 in images.shape or (shape is not None and images.shape[1:] != tuple(shape)):
-    hint = f': add a channel axis, {name}[..., None]' if images.ndim == 3 and images.shape[-1] not in (1, 3) else ''
-    raise UserError(f'{name} has shape {list(images.shape)}: expected {expected}{hint}')
+    raise UserError(f'{name} has shape {list(images.shape)}: expected {expected}{_hint(name, images, shape)}')
   if images.shape[-1] not in (1, 3):
     raise UserError(f'{name} has {images.shape[-1]} channels: expected 1 (gray) or 3 (RGB) as the last axis')
   if images.dtype == np.uint8:
@@ -233,6 +232,17 @@ def to_images(name: str, value: Any, shape: Sequence[int] | None = None, why: st
       f'{name} has values from {low:g} to {high:g}: expected floats from 0 to 1, or uint8. Rescale {name}'
     )
   return np.round(images * images.dtype.type(255)).astype(np.uint8)
+
+
+def _hint(name: str, images: np.ndarray, shape: Sequence[int] | None) -> str:
+  """Return the end of the message about images of a wrong shape. The arguments are those of `to_images`."""
+  if not images.size:
+    return ', and N is 1 or more'
+  if images.ndim != 3:
+    return ''
+  if images.shape[-1] in (1, 3) and shape in (None, images.shape):
+    return f': for one image, give {name}[None]'
+  return f': add a channel axis, {name}[..., None]' if shape is None or shape[-1] == 1 else ''
 
 
 def _class_numbers(
@@ -255,6 +265,11 @@ def _class_numbers(
     hint = f': use {name}.ravel()' if labels.shape == (len(images), 1) else ''
     raise UserError(
       f'{name} has shape {list(labels.shape)}: expected [{len(images)}], a label for each of {images_name}{hint}'
+    )
+  if labels.dtype.kind in 'USO':
+    raise UserError(
+      f'{name} has type {labels.dtype}: expected whole numbers. With names, class_names, {name} = '
+      f'np.unique({name}, return_inverse=True) gives the numbers'
     )
   if not np.issubdtype(labels.dtype, np.integer):
     raise UserError(
