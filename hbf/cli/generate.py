@@ -13,7 +13,7 @@ from hbf.errors import UserError
 
 WORKDIR = cli.define_workdir()
 PROMPTS = flags.DEFINE_multi_string('prompt', [], 'A text to continue. The flag may be repeated.')
-COUNT = flags.DEFINE_integer('count', 200, 'The largest number of tokens to write.')
+COUNT = flags.DEFINE_integer('count', 200, 'The largest number of tokens to write.', lower_bound=1)
 TEMPERATURE = flags.DEFINE_float(
   'temperature', 1.0, 'Below 1: likely tokens become likelier. 0: only the likeliest token.'
 )

@@ -19,7 +19,7 @@ from hbf.models.matching import TOLERANCE, match_parameters, match_steps, units_
 from hbf.tasks.registry import TASKS
 from hbf.tasks.task import Task
 from hbf.training.experiment import Plan, gradients_per_step, make_plan, training_operations
-from hbf.training.workdir import CURE, damaged, read_json, write_json
+from hbf.training.workdir import CURE, damaged, is_draft, read_json, write_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,8 +144,11 @@ class Grid:
     Raises:
       UserError: the folder holds files but no comparison, or grid.json is damaged.
     """
-    left = {'.lock', 'grid.json.tmp'}  # left by a call that was killed at its start
-    empty = not workdir.exists() or (workdir.is_dir() and {path.name for path in workdir.iterdir()} <= left)
+
+    def left(path: pathlib.Path) -> bool:  # by a call that was killed at its start
+      return path.name == '.lock' or is_draft(path, 'grid.json')
+
+    empty = not workdir.exists() or (workdir.is_dir() and all(map(left, workdir.iterdir())))
     if not empty and not (workdir / 'grid.json').is_file():
       raise UserError(f'{workdir} exists and is not a comparison: choose another --workdir, or remove it')
     return cls() if empty else cls.load(workdir)
@@ -223,21 +226,26 @@ def parse_seeds(text: str) -> tuple[int, ...]:
   """Parse seeds from a list such as '0,1,2'. '' gives no seeds.
 
   Raises:
-    UserError: the form is wrong.
+    UserError: the form is wrong, or a seed is too large.
   """
   if not re.fullmatch(r'(\d+(,\d+)*)?', text):
     raise UserError(f"--seeds={text} is not a list of numbers: expected a list such as '0,1,2'")
-  return tuple(map(int, filter(None, text.split(','))))
+  seeds = tuple(map(int, filter(None, text.split(','))))
+  if wrong := [seed for seed in seeds if seed >= 2**32]:  # JAX uses only 32 bits of a seed
+    raise UserError(f'--seeds={text} has the seed {wrong[0]}: expected numbers from 0 to {2**32 - 1}')
+  return seeds
 
 
 def _parse_arm(text: str, config: str, overrides: Sequence[str]) -> Arm:
   head, colon, rest = text.partition(':')
   label = head.strip()
-  model, *options = rest.split() if colon else [label]
+  model, *options = (rest.split() or ['']) if colon else [label]
   if not re.fullmatch(r'[\w.+]+(-[\w.+]+)*', label):
     raise UserError(
       f"arm {text!r} needs a label of letters, digits, '.', '+', '_' and '-': 'LABEL: MODEL key=value …'"
     )
+  if colon and not rest.strip():
+    raise UserError(f"arm {text!r} names no model: give 'LABEL: MODEL key=value …'")
   if wrong := [option for option in options if '=' not in option]:
     raise UserError(f"arm {text!r} is wrong: {wrong[0]!r} is not key=value. Give 'LABEL: MODEL key=value …'")
   path, colon, arguments = config.partition(':')

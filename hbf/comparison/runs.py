@@ -129,6 +129,7 @@ class _Process:
           stderr=subprocess.STDOUT,
           env=os.environ | device.environment(),
           pass_fds=locks,
+          process_group=0,  # a signal to the group of this process reaches the run through it, once
         )
     finally:
       for descriptor in locks:  # the run has a copy, and so the lock, until it ends

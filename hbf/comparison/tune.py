@@ -27,14 +27,14 @@ from hbf.errors import UserError, choose
 from hbf.evaluation.scores import Score
 from hbf.markdown import table
 from hbf.tasks.registry import TASKS
-from hbf.training.workdir import CURE, check_kinds, damaged, held, read_json, write_json
+from hbf.training.workdir import CURE, check_kinds, damaged, held, is_draft, read_json, write_json
 from hbf.training.writers import lines_with, validation_scores
 
 FIRST_SEED = 1000  # seed of trial 0; the seeds of a comparison start at 0
 HELD_OUT = '--config.data.validation='
 TUNING = pathlib.PurePath('tuning.json')
 PRUNED = 'pruned after'  # in the reason why such a trial has no result
-LEFT = {'.lock', 'tuning.json.tmp', STUDY, f'{STUDY}-journal'}  # left by a call that was killed at its start
+LEFT = {'.lock', STUDY, f'{STUDY}-journal'}  # left by a call that was killed at its start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -439,7 +439,9 @@ def _read(workdir: pathlib.Path) -> list[Trial]:
   """
   if (workdir / TUNING).is_file():
     return load_trials(workdir / TUNING)
-  if workdir.exists() and (not workdir.is_dir() or {path.name for path in workdir.iterdir()} - LEFT):
+  if workdir.exists() and (
+    not workdir.is_dir() or {path.name for path in workdir.iterdir() if not is_draft(path, TUNING.name)} - LEFT
+  ):
     raise UserError(f'{workdir} exists and is not a search: choose another --workdir, or remove it')
   return []
 

@@ -168,7 +168,7 @@ def export(model: TrainedClassifier, folder: pathlib.Path) -> None:
       write_json(made / CONFIG, said)
       made.rename(folder)
   except OSError as error:
-    raise UserError(f'{folder} could not be written ({error}): make room, or choose another --export') from error
+    raise UserError(f'{folder} could not be written ({error}): make room, or choose another folder') from error
 
 
 def check_free(folder: pathlib.Path) -> None:
@@ -201,7 +201,7 @@ def read_about(folder: pathlib.Path) -> dict[str, Any]:
   Raises:
     UserError: the folder is not an export, or this code does not know its version.
   """
-  path, expected = folder / CONFIG, 'expected a folder that hbf.cli.predict --export has written'
+  path, expected = folder / CONFIG, 'expected a folder that hbf export has written'
   again = 'export it again'
   said = read_json(path, again)
   if said is None:

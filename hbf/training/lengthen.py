@@ -32,8 +32,8 @@ def lengthen(workdir: pathlib.Path, plan: Plan, identity: Mapping[str, Any]) -> 
     identity: the identity of the data, see `hbf.data.pipeline.identity`.
 
   Raises:
-    UserError: the longer run would have taken other steps so far, or the data or the teacher's weights are not those
-      of the run. Then nothing is changed.
+    UserError: the longer run would have taken other steps so far, the data or the teacher's weights are not those of
+      the run, or the run is finished and has no checkpoint. Then nothing is changed.
   """
   if not (workdir / 'config.json').exists():
     return
@@ -43,6 +43,11 @@ def lengthen(workdir: pathlib.Path, plan: Plan, identity: Mapping[str, Any]) -> 
     return
   check_data(workdir, identity)
   latest = latest_step(workdir / 'checkpoints') or 0
+  if not latest and read_result(workdir, 'steps'):
+    raise UserError(
+      f'{workdir} holds a finished run of {before:g} epochs without checkpoints, so it cannot go on. For a run of '
+      f'{after:g} epochs choose another --workdir'
+    )
   if difference := _difference(plan, dataclasses.replace(plan.clock, epochs=before), latest):
     raise UserError(
       f'{workdir} holds a run of {before:g} epochs. A run of {after:g} epochs would have had {difference}. Start a '

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import IO, Any, TextIO
 
@@ -212,8 +213,8 @@ def _lock(file: TextIO, folder: pathlib.Path, kind: int = fcntl.LOCK_EX) -> bool
 
 def _is_run(workdir: pathlib.Path) -> bool:
   """Return True if a run has begun in the folder, even if it was killed before it wrote its config."""
-  names = {path.name for path in workdir.iterdir()}
-  return 'config.json' in names or names <= {'.lock', 'elastic', 'data.json', 'data.json.tmp', 'config.json.tmp'}
+  names = {path.name for path in workdir.iterdir() if not is_draft(path, 'config.json', 'data.json')}
+  return 'config.json' in names or names <= {'.lock', 'elastic', 'data.json'}
 
 
 def claim(workdir: pathlib.Path, config: ConfigDict, data: Mapping[str, Any]) -> None:
@@ -477,6 +478,12 @@ def replace_text(path: pathlib.Path, text: str) -> None:
     file.write(text.encode())
 
 
+def is_draft(path: pathlib.Path, *names: str) -> bool:
+  """Return True for a file that a killed call of `replacing` left, if it was to get one of these names."""
+  draft = re.fullmatch(r'(.+)\.[0-9a-f]{8}\.tmp', path.name)
+  return draft is not None and draft[1] in names
+
+
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[IO[bytes]]:
   """Open a new file to write. At the end of the context, it replaces the file at `path`.
@@ -487,9 +494,9 @@ def replacing(path: pathlib.Path) -> Iterator[IO[bytes]]:
   Raises:
     UserError: the file cannot be written.
   """
-  temporary = path.with_name(path.name + '.tmp')
+  temporary = path.with_name(f'{path.name}.{uuid.uuid4().hex[:8]}.tmp')  # another process may write the same file
   try:
-    with open(temporary, 'wb') as file:
+    with open(temporary, 'xb') as file:
       yield file
       file.flush()
       os.fsync(file.fileno())

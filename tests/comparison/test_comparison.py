@@ -244,6 +244,15 @@ def test_an_error_stops_the_runs(tmp_path, monkeypatch):
   assert started[0].wait(10) == -signal.SIGTERM
 
 
+def test_a_signal_to_the_group_of_a_comparison_reaches_its_runs_once(tmp_path, monkeypatch):
+  """At the second SIGTERM a run would end at once, and save nothing."""
+  monkeypatch.setattr(runs, 'TRAIN', (sys.executable, '-c', 'import time; time.sleep(60)'))
+  process = runs._Process(runs.PendingRun('one', ()), tmp_path, Device())
+  assert os.getpgid(process._process.pid) != os.getpgid(0)
+  process.stop()
+  assert process._process.wait(10) == -signal.SIGTERM
+
+
 def test_another_config_is_refused_before_anything_runs(copied, asked):
   before = {path: path.stat().st_mtime_ns for path in copied.rglob('*')}
   other = Comparison(asked.configs, asked.arms, (0,), (*asked.overrides, '--config.optimizer.learning_rate=0.1'))

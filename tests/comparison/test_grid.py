@@ -146,6 +146,7 @@ def test_the_memos_table_is_six_arms_with_its_figures(monkeypatch):
     (['a: vit gelu'], "'gelu' is not key=value"),
     (['vit', 'a: vit seed=3'], 'arm a has --config.seed=3, but the seeds of the runs come from --seeds: leave'),
     (['a b: vit'], 'needs a label of letters'),
+    (['wide:'], "arm 'wide:' names no model"),
     (['../up: vit'], 'needs a label of letters'),
     (['vit', 'a: vit model.heads=5'], 'heads'),
     (['vit', 'a: vit optimizer.name=adam'], "unknown optimizer.name 'adam': did you mean 'adamw'"),
@@ -220,6 +221,8 @@ def test_a_call_that_was_killed_at_its_start_leaves_an_empty_comparison(tmp_path
 def test_seeds_and_devices_are_lists():
   assert parse_seeds('0,12') == (0, 12)
   assert parse_seeds('') == ()
+  with pytest.raises(UserError, match='has the seed 4294967296: expected numbers from 0 to 4294967295'):
+    parse_seeds('0,4294967296')
   assert parse_devices('') == (Device(),)
   assert parse_devices('gpu:0,gpu:3') == (Device('gpu', 0), Device('gpu', 3))
   for text in ('0, 1', 'a', '-1', '1,'):

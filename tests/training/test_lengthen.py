@@ -69,6 +69,12 @@ def described(whole, tmp_path):
   return make
 
 
+def test_a_finished_run_without_checkpoints_is_refused(config, whole, tmp_path):
+  """It would begin anew, and its log would be lost."""
+  folder = shutil.copytree(whole, tmp_path / 'copy', ignore=shutil.ignore_patterns('checkpoints'))
+  assert_refused(folder, config(2.0), 'holds a finished run of 1 epochs without checkpoints, so it cannot go on')
+
+
 @pytest.mark.parametrize('changes', [
   {'optimizer.schedule': 'cosine'},
   {'optimizer.warmup': '10%'},
@@ -118,9 +124,10 @@ def test_wsd_may_go_on_before_its_decay(config, described):
   assert_lengthened(described(changes), config(2.0, **changes))
 
 
-def test_a_run_without_checkpoints_may_become_longer(config, described):
+def test_a_run_that_stopped_before_its_first_checkpoint_may_become_longer(config, described):
   folder = described({})
   shutil.rmtree(folder / 'checkpoints')
+  (folder / 'result.json').unlink()
   assert_lengthened(folder, config(2.0))
 
 
