@@ -81,22 +81,29 @@ def share(
     length: number of consecutive examples in a block of dependent examples. 1: examples are independent.
     over_seeds: False to treat the mean over the seeds as one seed.
   """
-  held = []
-  for time in range(times):
-    outcomes, true = draw(np.random.default_rng(time))
-    if not over_seeds:
-      outcomes = [arm.mean(axis=0, keepdims=True) for arm in outcomes]
-    held.append(list(map(_holds, differences(outcomes, length, draws=4000), true)))
-  return {'one, %': 100 * float(np.mean(held)), 'all, %': 100 * float(np.mean(np.all(held, axis=1)))}
+
+  def compare(outcomes: list[np.ndarray]) -> list[Difference]:
+    arms = outcomes if over_seeds else [arm.mean(axis=0, keepdims=True) for arm in outcomes]
+    return differences(arms, length, draws=4000)
+
+  return _share(times, draw, compare)
 
 
 def share_of_pairs(times: int, draw: Callable[[np.random.Generator], Drawn]) -> dict[str, float]:
   """Return how often the interval of a table of pairs contains the true difference of two arms, in percent."""
+  return _share(times, draw, lambda arms: [difference_of_pairs(arms[1] - arms[0])])
+
+
+def _share(
+  times: int,
+  draw: Callable[[np.random.Generator], Drawn],
+  compare: Callable[[list[np.ndarray]], list[Difference]],
+) -> dict[str, float]:
   held = []
   for time in range(times):
-    (first, other), (true,) = draw(np.random.default_rng(time))
-    held.append(_holds(difference_of_pairs(other - first), true))
-  return {'one, %': 100 * float(np.mean(held)), 'all, %': 100 * float(np.mean(held))}
+    outcomes, true = draw(np.random.default_rng(time))
+    held.append(list(map(_holds, compare(outcomes), true)))
+  return {'one, %': 100 * float(np.mean(held)), 'all, %': 100 * float(np.mean(np.all(held, axis=1)))}
 
 
 def _holds(difference: Difference, true: float) -> bool:

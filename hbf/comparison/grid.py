@@ -13,6 +13,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from hbf.config.command_line import read_config
+from hbf.config.defaults import LARGEST_SEED
 from hbf.errors import UserError
 from hbf.models.build import count_parameters, flops_per_example
 from hbf.models.matching import TOLERANCE, match_parameters, match_steps, units_of
@@ -231,8 +232,8 @@ def parse_seeds(text: str) -> tuple[int, ...]:
   if not re.fullmatch(r'(\d+(,\d+)*)?', text):
     raise UserError(f"--seeds={text} is not a list of numbers: expected a list such as '0,1,2'")
   seeds = tuple(map(int, filter(None, text.split(','))))
-  if wrong := [seed for seed in seeds if seed >= 2**32]:  # JAX uses only 32 bits of a seed
-    raise UserError(f'--seeds={text} has the seed {wrong[0]}: expected numbers from 0 to {2**32 - 1}')
+  if wrong := [seed for seed in seeds if seed > LARGEST_SEED]:
+    raise UserError(f'--seeds={text} has the seed {wrong[0]}: expected numbers from 0 to {LARGEST_SEED}')
   return seeds
 
 
@@ -244,7 +245,7 @@ def _parse_arm(text: str, config: str, overrides: Sequence[str]) -> Arm:
     raise UserError(
       f"arm {text!r} needs a label of letters, digits, '.', '+', '_' and '-': 'LABEL: MODEL key=value …'"
     )
-  if colon and not rest.strip():
+  if not model:
     raise UserError(f"arm {text!r} names no model: give 'LABEL: MODEL key=value …'")
   if wrong := [option for option in options if '=' not in option]:
     raise UserError(f"arm {text!r} is wrong: {wrong[0]!r} is not key=value. Give 'LABEL: MODEL key=value …'")

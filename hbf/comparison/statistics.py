@@ -114,10 +114,14 @@ def difference_of_pairs(ahead: np.ndarray) -> Difference:
   mean = float(ahead.mean())
   if min(count, n) < 2:
     return Difference(mean, None, None, False)
-  errors = [ahead.mean(axis=axis).std(ddof=1) / math.sqrt(ahead.shape[1 - axis]) for axis in (0, 1)]
-  both = (1 + LEVEL) / 2
-  half = math.hypot(stats.norm.ppf(both) * errors[0], stats.t.ppf(both, count - 1) * errors[1])
+  images = stats.norm.ppf((1 + LEVEL) / 2) * ahead.mean(axis=0).std(ddof=1) / math.sqrt(n)
+  half = math.hypot(images, student_half(ahead.mean(axis=1)))
   return Difference(mean, mean - half, mean + half, True)
+
+
+def student_half(values: np.ndarray) -> float:
+  """Return half of the length of Student's 95% confidence interval of a mean, for the values [S] of S seeds."""
+  return float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
 
 
 def block_length(examples: int) -> int:

@@ -58,6 +58,7 @@ _AXIS = whole(1, also=-1)
 IMAGE_TASKS = tuple(TASK.values())
 TEXT_TASKS = ('next_token', 'masked_token')
 _EMBEDDING, _TRUNK, _LANGUAGE = map(values_of, (PatchEmbedding, Trunk, LanguageModel))
+LARGEST_SEED = 2**32 - 1  # JAX uses only 32 bits of a seed
 
 COMMON = {
   'task': Key(
@@ -67,9 +68,8 @@ COMMON = {
     'token of a text, or to predict masked tokens. The argument task=NAME of --config sets it.',
   ),
   'recipe': Key('', TEXT, 'Name of the recipe. The argument recipe=NAME of --config sets it.'),
-  # JAX uses only 32 bits of a seed.
   'seed': Key(
-    0, whole(0, 2**32 - 1), 'Seed of the initial parameters, the order of examples, augmentation and dropout.'
+    0, whole(0, LARGEST_SEED), 'Seed of the initial parameters, the order of examples, augmentation and dropout.'
   ),
   'init_from': Key(
     '',

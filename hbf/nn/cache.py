@@ -27,9 +27,12 @@ def update_cache(module: nn.Module, name: str, z: jax.Array, context: Context, a
   """
   if context.continued is None:
     return z
-  zeros = jnp.zeros_like(jax.lax.slice_in_dim(z, 0, 1, axis=axis))  # of one token, split over devices like z
   shape = (*z.shape[:axis], context.continued.room, *z.shape[axis + 1 :])
-  cache = module.variable('cache', name, jnp.broadcast_to, zeros, shape)
+
+  def empty() -> jax.Array:  # split over devices like z
+    return jnp.broadcast_to(jnp.zeros_like(jax.lax.slice_in_dim(z, 0, 1, axis=axis)), shape)
+
+  cache = module.variable('cache', name, empty)
   cache.value = jax.lax.dynamic_update_slice_in_dim(cache.value, z, context.continued.start, axis)
   return cache.value
 

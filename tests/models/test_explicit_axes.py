@@ -42,18 +42,19 @@ def mesh():
   return jax.make_mesh((2,), ('rows',), axis_types=(AxisType.Explicit,), devices=jax.devices()[:2])
 
 
-def make_model(name, **changes):
-  config = resolve(digits.get_config(f'model={name}')).model
+def small(data, name, changes):
+  config = resolve(data.get_config(f'model={name}')).model
   with config.unlocked():
     config.update_from_flattened_dict({'width': 16, 'depth': 1, 'heads': 2, **changes})
-  return build_model(config, 10)
+  return config
+
+
+def make_model(name, **changes):
+  return build_model(small(digits, name, changes), 10)
 
 
 def make_language_model(name, **changes):
-  config = resolve(text.get_config(f'model={name}')).model
-  with config.unlocked():
-    config.update_from_flattened_dict({'width': 16, 'depth': 1, 'heads': 2, **changes})
-  return build_language_model(config, 11, 8, causal=True)
+  return build_language_model(small(text, name, changes), 11, 8, causal=True)
 
 
 def check_types(mesh, apply, params, shape):

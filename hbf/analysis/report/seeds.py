@@ -4,10 +4,9 @@ import math
 from collections.abc import Collection, Sequence
 
 import numpy as np
-from scipy import stats
 
-from hbf.comparison.statistics import SEEDS
-from hbf.evaluation.outliers import LEVEL, Estimate
+from hbf.comparison.statistics import SEEDS, student_half
+from hbf.evaluation.outliers import Estimate
 
 
 def over_seeds(estimates: Sequence[Estimate]) -> Estimate:
@@ -29,11 +28,6 @@ def over_seeds(estimates: Sequence[Estimate]) -> Estimate:
     return Estimate(mean, mean - below, mean + above)
   half = student_half(values)
   return Estimate(mean, max(0.0, mean - math.hypot(below, half)), min(100.0, mean + math.hypot(above, half)))
-
-
-def student_half(values: np.ndarray) -> float:
-  """Return half of the length of Student's 95% confidence interval of a mean, for the values [S] of S seeds."""
-  return float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
 
 
 def about_intervals(counts: Collection[int]) -> str:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hbf.analysis.report.page import PageTable, Paragraph, Section
-from hbf.analysis.report.seeds import student_half
 from hbf.comparison.statistics import SEEDS as FEWEST
+from hbf.comparison.statistics import student_half
 from hbf.errors import UserError
 from hbf.training.workdir import load_config, read_json
 
