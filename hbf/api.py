@@ -22,7 +22,7 @@ from hbf.data.images.arrays import NAME, ArrayData, to_images
 from hbf.editing import edit as image_edits
 from hbf.editing import text as text_edits
 from hbf.editing.edit import ImageEditor, guarded_images, labeled_images, no_edits
-from hbf.editing.editor import REACH
+from hbf.editing.editor import REACH, check_options
 from hbf.editing.guard import Reader
 from hbf.editing.learn import check_names, learn_images, nothing_learned
 from hbf.errors import UserError
@@ -258,17 +258,21 @@ def edit(
 
   Raises:
     ValueError: an image has a wrong shape, a class is unknown, a prompt is empty or too long, or the model already
-      gives the right answer. Or the example already has an edit. Or the run has learned classes, or is a language
-      model without centers in stage 2 of its last block.
+      gives the right answer. Or `reach` or `margin` is not positive. Or the example already has an edit. Or the run
+      has learned classes, or is a language model without centers in stage 2 of its last block.
   """
   _check_run(run)
-  if run.config.task == 'next_token':
+  is_text = run.config.task == 'next_token'
+  if margin is None:
+    margin = text_edits.MARGIN if is_text else image_edits.MARGIN
+  check_options(reach, margin)  # before the training data are read
+  if is_text:
     counts = _count(examples), _count(answers)
     if None in counts or counts[0] != counts[1] or among is not None:
       raise UserError('expected a list of prompts, a list of as many answers, and no images')
     if wrong := [text for text in (*examples, *answers) if not isinstance(text, str)]:
       raise UserError(f'prompts and answers have {wrong[0]!r}: expected texts')
-    return _edit_texts(run, examples, answers, reach, text_edits.MARGIN if margin is None else margin)
+    return _edit_texts(run, examples, answers, reach, margin)
   run._check_classifies('hbf.edit')
   checked = run._checked(examples)
   _check_one_each('answers', answers, checked)
@@ -282,7 +286,7 @@ def edit(
   edits = no_edits(reader, run.config, run.step, run.average, kept) if run.edits is None else run.edits
   editor = ImageEditor(reader, run.classes, kept, edits)
   sources = [f'image {number}' for number in range(len(checked))]
-  editor.edit(checked, answers, sources, reach, image_edits.MARGIN if margin is None else margin)
+  editor.edit(checked, answers, sources, reach, margin)
   return run.with_edits(editor.edits)
 
 

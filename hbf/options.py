@@ -70,6 +70,15 @@ class Values:
     raise OptionError(message, **{option: value})
 
 
+def _is_float_type(value: Any) -> bool:
+  import jax.numpy as jnp  # commands that need no JAX start faster without it
+
+  try:
+    return value is None or jnp.issubdtype(jnp.dtype(value), jnp.floating)
+  except TypeError:
+    return False
+
+
 FLAG = Values(bool, 'True or False')
 TEXT = Values(str, 'a text')
 POSITIVE = Values(numbers.Real, 'a number above 0', lambda z: 0 < z < math.inf)
@@ -81,6 +90,7 @@ SHARE = Values(numbers.Real, 'a number from 0 to 1', lambda z: 0 <= z <= 1)
 # determines the number of channels.
 LEVELS = Values((tuple, list), 'a number from 0 to 1 for each channel, or ()', lambda z: all(x in SHARE for x in z))
 SPREADS = Values((tuple, list), 'a number above 0 for each channel, or ()', lambda z: all(x in POSITIVE for x in z))
+FLOATS = Values(object, 'a type of floats such as jnp.bfloat16, or None', _is_float_type)
 _EXAMPLES = 'such as 500steps, 1epoch, 10000examples or 5%, and at most 100%'
 DURATION = Values(str, f'a duration {_EXAMPLES}', lambda z: _length(z) is not None)
 PERIOD = Values(str, f'a duration above 0 {_EXAMPLES}', lambda z: bool(_length(z)))

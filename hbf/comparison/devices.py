@@ -7,7 +7,10 @@ import fcntl
 import os
 import pathlib
 import re
+import subprocess
+import sys
 import tempfile
+from collections.abc import Sequence
 
 from hbf.errors import UserError
 
@@ -66,7 +69,7 @@ def parse_devices(text: str) -> tuple[Device, ...]:
   finds.
 
   Raises:
-    UserError: the form is wrong, a core is given twice, or this process may not use one of the devices.
+    UserError: the form is wrong, a core is given twice, or this process may not or cannot use one of the devices.
   """
   devices = []
   for part in filter(None, text.split(',')):
@@ -84,7 +87,37 @@ def parse_devices(text: str) -> tuple[Device, ...]:
     )
   for device in devices:
     device.environment()  # raises UserError if the device is not allotted
+  _check_gpus([device for device in devices if device.kind == 'gpu'])
   return tuple(dataclasses.replace(device, shared=counts[device] > 1) for device in devices) or (Device(),)
+
+
+def count_gpus() -> tuple[int, str]:
+  """Count the GPUs that JAX finds. A process of its own counts them, because this one leaves them to the runs.
+
+  Returns:
+    The number of GPUs. If there is none, also the last line of JAX's error, else ''.
+  """
+  program = "import jax; print(len(jax.local_devices(backend='gpu')))"
+  counted = subprocess.run(
+    [sys.executable, '-c', program], env=os.environ | {RESERVE: 'false'}, capture_output=True, text=True, check=False
+  )
+  if counted.returncode == 0:
+    return int(counted.stdout.split()[-1]), ''
+  return 0, (counted.stderr.strip().splitlines() or [f'exit status {counted.returncode}'])[-1]
+
+
+def _check_gpus(devices: Sequence[Device]) -> None:
+  """Raise UserError if JAX does not find one of the GPUs.
+
+  Without this check, a run would train on the CPU instead.
+  """
+  if not devices:
+    return
+  found, error = count_gpus()
+  if missing := [device for device in devices if device.number >= found]:
+    names = ', '.join(f'gpu:{number}' for number in range(found))
+    what = f'JAX finds only {names}' if found else f'JAX finds no GPU ({error})'
+    raise UserError(f'{missing[0]} is not there: {what}. Give other --devices, or install JAX for this GPU')
 
 
 def lock_core(core: int) -> tuple[bool, tuple[int, ...]]:

@@ -71,6 +71,14 @@ def draw(space: Sequence[Option], label: str, trials: int) -> list[dict[str, str
   return [{key: option.at(quantiles[key][trial]) for key, option in own.items()} for trial in range(trials)]
 
 
+def corners(space: Sequence[Option], label: str) -> list[dict[str, str]]:
+  """Return the fewest values of an arm's options that contain every choice, and both ends of every range."""
+  own = options_of(space, label)
+  values = {key: option.choices or (f'{option.low:.3g}', f'{option.high:.3g}') for key, option in own.items()}
+  count = max(map(len, values.values()), default=1)
+  return [{key: texts[index % len(texts)] for key, texts in values.items()} for index in range(count)]
+
+
 def _parse(line: str) -> Option:
   match = re.fullmatch(r'(?:([^\s:=]+):\s*)?([\w.]+)=(\S+)', line.strip())
   if not match:

@@ -21,13 +21,23 @@ from hbf.comparison.devices import Device
 from hbf.comparison.grid import Arm, Comparison, Grid, arms_with_own_epochs, label_of, make_grid
 from hbf.comparison.proposals import RANDOM, RANDOM_SEARCH, STUDY, Draws, Method, Proposals, Studies, check_optuna
 from hbf.comparison.runs import run_all
-from hbf.comparison.space import Option, parse_space
+from hbf.comparison.space import Option, corners, parse_space
 from hbf.comparison.stored import StoredRuns, check_runs, open_runs, refuse_packed
 from hbf.errors import UserError, choose
 from hbf.evaluation.scores import Score
 from hbf.markdown import table
 from hbf.tasks.registry import TASKS
-from hbf.training.workdir import CURE, check_kinds, damaged, held, is_draft, read_json, write_json
+from hbf.training.workdir import (
+  CURE,
+  check_kinds,
+  check_place,
+  damaged,
+  held,
+  in_use,
+  is_draft,
+  read_json,
+  write_json,
+)
 from hbf.training.writers import lines_with, validation_scores
 
 FIRST_SEED = 1000  # seed of trial 0; the seeds of a comparison start at 0
@@ -139,6 +149,7 @@ def tune(
     UserError: the request is wrong, the folder holds another search, or Optuna is missing.
   """
   check_optuna(method)
+  check_place(workdir)
   refuse_packed(workdir)
   before = _read(workdir)
   if before and (before[0].sampler, before[0].prune) != method:
@@ -149,6 +160,8 @@ def tune(
   space, draws = _check_request(request, count)
   # Everything is checked before a file is written.
   numbers = range(1 if method.needs_optuna else count)
+  if method.needs_optuna:
+    _check_corners(request, space, before)
   drawn = _make_trials(request, draws, numbers, before, method, workdir)
   console = Console(stderr=True)
   for label in arms_with_own_epochs(request):
@@ -166,7 +179,7 @@ def tune(
       finished = _run_batch(trials, grid, proposals, workdir, devices, console)
       if not finished:
         break
-    report(workdir)
+    _report(_read(workdir), workdir, write=True)
   return not finished or all(trial.settled for trial in _read(workdir) if trial.run in ours)
 
 
@@ -217,11 +230,19 @@ def _watch(trials: Sequence[Trial], proposals: Proposals, workdir: pathlib.Path)
 
 
 def report(workdir: pathlib.Path) -> None:
-  """Write tuning.json and tuning.png again from the logs, and print the best trial of each arm."""
-  trials = _write(_read(workdir), workdir)
+  """Write tuning.json and tuning.png again from the logs, and print the best trial of each arm.
+
+  While another process searches in the folder, nothing is written: the search adds trials to tuning.json itself.
+  """
+  _report(_read(workdir), workdir, write=not in_use(workdir))
+
+
+def _report(stored: Sequence[Trial], workdir: pathlib.Path, write: bool) -> None:
+  trials = _write(stored, workdir) if write else _measured(stored, workdir)
   ranks = trials[0].ranks
-  name = 'expected best' if trials[0].sampler == RANDOM else 'best'
-  draw_expected(_expected(trials), ranks, workdir / TUNING.with_suffix('.png'), name)
+  if write:
+    name = 'expected best' if trials[0].sampler == RANDOM else 'best'
+    draw_expected(_expected(trials), ranks, workdir / TUNING.with_suffix('.png'), name)
   rows = []
   for label, arm_trials in _by_label(trials).items():
     best = _best(arm_trials)
@@ -307,6 +328,20 @@ def _check_request(request: Comparison, count: int) -> tuple[tuple[Option, ...],
   return space, Draws(space, count)
 
 
+def _check_corners(request: Comparison, space: Sequence[Option], before: Sequence[Trial]) -> None:
+  """Check every choice and both ends of every range for each arm, because later proposals are not known yet.
+
+  Raises:
+    UserError: see `_make_grid`.
+  """
+  texts = [
+    _with_options(text, f'{label_of(text)}-c{index}', options)
+    for text in request.arms
+    for index, options in enumerate(corners(space, label_of(text)))
+  ]
+  _make_grid(request, texts, before)
+
+
 def _make_trials(
   request: Comparison,
   proposals: Proposals,
@@ -317,11 +352,8 @@ def _make_trials(
 ) -> tuple[list[Trial], _Trials]:
   """Return the trials `numbers` of every arm, ordered by index, and the grid (arms and seeds) of their runs.
 
-  `before` holds the trials that the folder already has. The reference arm of these trials stays the reference arm.
-  The request must have the same config as these trials.
-
   Raises:
-    UserError: the request is wrong, or a folder of a run in `workdir` belongs to another run.
+    UserError: the request is wrong, or a folder of a run in `workdir` belongs to another run. See also `_make_grid`.
   """
   labels = [*map(label_of, request.arms)]
   drawn = [
@@ -329,25 +361,8 @@ def _make_trials(
     for number in numbers
     for text, label in zip(request.arms, labels, strict=True)
   ]
-  like = request.like or (before[0].like if before else request.arms[0])
-  given = any(override.startswith(HELD_OUT) for override in request.overrides)
-  grid = make_grid(
-    dataclasses.replace(
-      request,
-      like=like,
-      arms=tuple(
-        _with_options(text, f'{label}-t{number:02}', arm_trials) for text, label, number, arm_trials in drawn
-      ),
-      overrides=request.overrides if given else (*request.overrides, f'{HELD_OUT}0.1'),
-      seeds=(FIRST_SEED,),
-    )
-  )
-  if any(not arm.config(0).data.validation for arm in grid.arms):
-    raise UserError('a search chooses on held-out examples: set data.validation to more than 0')
-  if before and before[0].group != grid.arms[0].group:
-    raise UserError(
-      f'the folder has a search on {before[0].group}, not on {grid.arms[0].group}: choose another --workdir'
-    )
+  texts = [_with_options(text, f'{label}-t{number:02}', arm_trials) for text, label, number, arm_trials in drawn]
+  grid, like = _make_grid(request, texts, before)
   seeds = tuple(FIRST_SEED + number for _, _, number, _ in drawn)
   trials = [
     Trial(
@@ -371,6 +386,30 @@ def _make_trials(
   runs = _Trials(grid.arms, seeds)
   check_runs(runs, workdir)
   return trials, runs
+
+
+def _make_grid(request: Comparison, texts: Sequence[str], before: Sequence[Trial]) -> tuple[Grid, str]:
+  """Return the grid of the arms `texts`, and the arm to which they are matched.
+
+  `before` holds the trials that the folder already has. The reference arm of these trials stays the reference arm.
+  The request must have the same config as these trials.
+
+  Raises:
+    UserError: the request is wrong, holds no examples out, or has another config.
+  """
+  like = request.like or (before[0].like if before else request.arms[0])
+  given = any(override.startswith(HELD_OUT) for override in request.overrides)
+  overrides = request.overrides if given else (*request.overrides, f'{HELD_OUT}0.1')
+  grid = make_grid(
+    dataclasses.replace(request, like=like, arms=tuple(texts), overrides=overrides, seeds=(FIRST_SEED,))
+  )
+  if any(not arm.config(0).data.validation for arm in grid.arms):
+    raise UserError('a search chooses on held-out examples: set data.validation to more than 0')
+  if before and before[0].group != grid.arms[0].group:
+    raise UserError(
+      f'the folder has a search on {before[0].group}, not on {grid.arms[0].group}: choose another --workdir'
+    )
+  return grid, like
 
 
 def _with_options(text: str, label: str, options: Mapping[str, str]) -> str:
@@ -416,10 +455,15 @@ def _expected(trials: Sequence[Trial]) -> dict[str, list[float]]:
   return expected
 
 
+def _measured(trials: Sequence[Trial], workdir: pathlib.Path) -> list[Trial]:
+  """Return the trials with their scores from the logs."""
+  runs = open_runs(workdir)
+  return [trial.measured(runs) for trial in trials]
+
+
 def _write(trials: Sequence[Trial], workdir: pathlib.Path) -> list[Trial]:
   """Write tuning.json from the logs, and return the trials with their scores."""
-  runs = open_runs(workdir)
-  measured = [trial.measured(runs) for trial in trials]
+  measured = _measured(trials, workdir)
   best = {label: found for label, arm_trials in _by_label(measured).items() if (found := _best(arm_trials))}
   stored = {
     'figure': measured[0].ranks.name,

@@ -189,6 +189,7 @@ def edit_files(
       checkpoint. Or its data are missing. Or an image can't be read. Or `ImageEditor.edit` raises UserError. Nothing
       is written in these cases.
   """
+  check_options(reach, margin)
   check_task(workdir, 'classification')
   dataset = stored_dataset(workdir)
   with locked(workdir):

@@ -9,6 +9,7 @@ import numpy as np
 from hbf.editing.guard import distance_to_others
 from hbf.errors import UserError
 from hbf.models.edited import Observed
+from hbf.options import POSITIVE
 from hbf.tasks.registry import make_task
 from hbf.tasks.task import Task
 from hbf.training.edits import Edit, Edits
@@ -96,8 +97,8 @@ class Editor:
 
 def check_options(reach: float, margin: float) -> None:
   """Raise UserError unless reach and margin are positive numbers."""
-  if not (0 < reach < np.inf and 0 < margin < np.inf):
-    raise UserError(f'reach is {reach} and margin {margin}: expected numbers above 0')
+  POSITIVE.check('reach', reach)
+  POSITIVE.check('margin', margin)
 
 
 def edited_answers(seen: Observed, edits: Edits) -> np.ndarray:

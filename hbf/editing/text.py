@@ -203,6 +203,7 @@ def edit_text(
     UserError: the run is not of task next_token, is in use, or has edits of another checkpoint. Or its text is
       missing. Or `TextEditor` or its method `edit` raises UserError. Nothing is written in these cases.
   """
+  check_options(reach, margin)
   check_task(workdir, 'next_token')
   texts = stored_texts(workdir)
   encode(texts.tokenizer, prompt, answer, load_config(workdir).data.length)  # raises before the text is read

@@ -15,7 +15,7 @@ from hbf.nn.context import grid_positions
 from hbf.nn.dropout import Dropout
 from hbf.nn.tiles import tiles
 from hbf.ops.layout import as_rows_of, laid_out_by_xla
-from hbf.options import FLAG, RATE, OptionError, one_of, whole
+from hbf.options import FLAG, FLOATS, RATE, OptionError, one_of, whole
 
 # The ways to pool tokens for the head: True if the head gets a class token, False if it gets all tokens.
 POOLS = {'cls': True, 'mean': False, 'sequence': False}
@@ -48,7 +48,7 @@ class PatchEmbedding(CheckedModule):
   pool: Annotated[str, one_of(POOLS)]
   positions: Annotated[str, one_of(('learned', 'sincos2d', 'none'))]
   dropout: Annotated[float, RATE] = 0.0
-  dtype: Any = jnp.float32
+  dtype: Annotated[Any, FLOATS] = jnp.float32
   stem: Annotated[str, one_of(('patch', 'conv'))] = 'patch'
   whiten: Annotated[bool, FLAG] = False
 

@@ -18,7 +18,7 @@ from hbf.nn.context import Context, Continued
 from hbf.nn.dropout import Dropout
 from hbf.nn.trunk import Trunk
 from hbf.ops.layout import explicit_split, laid_out_by_xla
-from hbf.options import FLAG, RATE, one_of, whole
+from hbf.options import FLAG, FLOATS, RATE, one_of, whole
 
 
 class LanguageModel(CheckedModule):
@@ -52,7 +52,7 @@ class LanguageModel(CheckedModule):
   causal: Annotated[bool, FLAG] = True
   tied: Annotated[bool, FLAG] = True
   dropout: Annotated[float, RATE] = 0.0
-  dtype: Any = jnp.float32
+  dtype: Annotated[Any, FLOATS] = jnp.float32
 
   def setup(self) -> None:
     """Name the parameters `block0` and `norm`, not `trunk/block0` and `trunk/norm`."""

@@ -17,7 +17,7 @@ from hbf.nn.registry import Stage
 from hbf.nn.traits import traits_of
 from hbf.nn.windows import in_windows
 from hbf.ops.layout import BATCH, constrain
-from hbf.options import FLAG, NOT_NEGATIVE, POSITIVE, RATE, OptionError, whole
+from hbf.options import FLAG, FLOATS, NOT_NEGATIVE, POSITIVE, RATE, OptionError, whole
 
 
 class Block(CheckedModule):
@@ -45,7 +45,7 @@ class Block(CheckedModule):
   stage1: Stage | nn.Module
   stage2: Stage | nn.Module | None = None
   dropout: Annotated[float, RATE] = 0.0
-  dtype: Any = None
+  dtype: Annotated[Any, FLOATS] = None
   norm_epsilon: Annotated[float, POSITIVE] = 1e-6
   parallel: Annotated[bool, FLAG] = False
   layer_scale: Annotated[float, NOT_NEGATIVE] = 0.0

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from hbf.nn.baselines.mlp import ACTIVATIONS
 from hbf.nn.baselines.softmax import SoftmaxAttention
-from hbf.nn.context import EVALUATION, Context
+from hbf.nn.context import EVALUATION, Context, check_context
 from hbf.nn.hyperbf import HyperBFAttention
 from hbf.nn.projections import Projections, check_heads, join_heads, project_qkv, split_heads
 from hbf.nn.traits import StageTraits
@@ -30,6 +30,7 @@ class _Gated(nn.Module):
   @nn.compact
   def __call__(self, tokens: Float[Array, 'B N D'], context: Context = EVALUATION) -> Float[Array, 'B N D']:
     """Map tokens [B, N, D] to [B, N, D]."""
+    check_context(self, context, tokens.shape)
     batch, length, width = tokens.shape
     check_heads(width, self.heads)
     activation = ACTIVATIONS[self.activation]

@@ -13,11 +13,11 @@ from jaxtyping import Array, Float
 from hbf.errors import warn
 from hbf.nn.cache import update_cache
 from hbf.nn.checked import CheckedModule
-from hbf.nn.context import EVALUATION, Context
+from hbf.nn.context import EVALUATION, Context, check_context
 from hbf.nn.parameters import METRICS, SIGMA_PER, beta_parameter, distance_scale, metric_parameter, sigma_parameter
 from hbf.nn.projections import check_heads, mask_and_causality, of_norm_1, project_out, project_qkv, split_heads
 from hbf.nn.relative_positions import GAUSSIAN, RELATIVE_POSITIONS, append_coordinates, relative_coordinates, rotate
-from hbf.nn.traits import StageTraits
+from hbf.nn.traits import TOKENWISE, StageTraits
 from hbf.ops.basis import RadialBasis
 from hbf.ops.fast.choice import IMPLEMENTATIONS
 from hbf.ops.hyperbf import hyperbf, nearness, partial_sum, responses
@@ -26,7 +26,7 @@ from hbf.ops.kmeans import kmeans, sample
 from hbf.ops.layout import TENSOR, laid_out_by_xla, replicate
 from hbf.ops.normalization import NORMALIZATIONS
 from hbf.ops.union import PartialSum, unite
-from hbf.options import FLAG, NOT_NEGATIVE, POSITIVE, OptionError, one_of, whole
+from hbf.options import FLAG, FLOATS, NOT_NEGATIVE, POSITIVE, OptionError, one_of, whole
 
 
 class HyperBFAttention(CheckedModule):
@@ -73,12 +73,13 @@ class HyperBFAttention(CheckedModule):
   memory: Annotated[int, whole(0)] = 0
   relative_positions: Annotated[str, one_of(RELATIVE_POSITIONS)] = 'none'
   mimetic: Annotated[float, NOT_NEGATIVE] = 0.0
-  dtype: Any = jnp.float32
+  dtype: Annotated[Any, FLOATS] = jnp.float32
   traits: ClassVar[StageTraits] = StageTraits(units='memory', masks='any', causal=True, decodes=True)
 
   @nn.compact
   def __call__(self, tokens: Float[Array, 'B N D'], context: Context = EVALUATION) -> Float[Array, 'B N D']:
     """Map tokens [B, N, D] to [B, N, D]."""
+    check_context(self, context, tokens.shape)
     sigma = self._sigma(tokens.shape[-1])
     q, k, v = project_qkv(tokens, self.heads, self.dtype, mimetic=self.mimetic, sigma=None if self.qk_norm else sigma)
     return project_out(self._over_tokens(q, k, v, sigma, context), self.dtype)
@@ -217,8 +218,8 @@ class HyperBFCenters(CheckedModule):
   coefficients_scale: Annotated[float, NOT_NEGATIVE] = 0.1  # blocks start close to stage 1 alone, and learn faster
   nested: Annotated[bool, FLAG] = False
   implementation: Annotated[str, one_of(IMPLEMENTATIONS)] = 'xla'
-  dtype: Any = jnp.float32
-  traits: ClassVar[StageTraits] = StageTraits(units='centers')
+  dtype: Annotated[Any, FLOATS] = jnp.float32
+  traits: ClassVar[StageTraits] = dataclasses.replace(TOKENWISE, units='centers')
 
   @nn.compact
   def __call__(self, tokens: Float[Array, 'B N D'], context: Context = EVALUATION) -> Float[Array, 'B N D']:

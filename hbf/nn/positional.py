@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from hbf.errors import UserError
 from hbf.nn.cache import update_cache
 from hbf.nn.checked import CheckedModule
-from hbf.nn.context import EVALUATION, Context
+from hbf.nn.context import EVALUATION, Context, check_context
 from hbf.nn.grid_sums import sums_over_grid
 from hbf.nn.projections import mask_and_causality, project_out, project_qkv
 from hbf.nn.relative_positions import grid_coordinates, relative_coordinates
@@ -18,7 +18,7 @@ from hbf.nn.traits import StageTraits
 from hbf.ops.basis import RadialBasis
 from hbf.ops.hyperbf import hyperbf, responses
 from hbf.ops.layout import explicit_split, laid_out_by_xla
-from hbf.options import whole
+from hbf.options import FLOATS, whole
 
 
 class PositionalHyperBF(CheckedModule):
@@ -41,7 +41,7 @@ class PositionalHyperBF(CheckedModule):
   """
 
   heads: Annotated[int, whole(1)]
-  dtype: Any = jnp.float32
+  dtype: Annotated[Any, FLOATS] = jnp.float32
   traits: ClassVar[StageTraits] = StageTraits(masks='any', causal=True, decodes=True)
 
   @nn.compact
@@ -52,6 +52,7 @@ class PositionalHyperBF(CheckedModule):
       UserError: the context has no positions, or a grid of another number of tokens. Or D is not divisible by the
         number of heads.
     """
+    check_context(self, context, tokens.shape)
     if context.positions is None:
       raise UserError('stage 1 positional needs the positions of the tokens: give a Context with positions')
     if context.grid and not context.grid_of(tokens.shape[1]):

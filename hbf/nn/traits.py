@@ -25,6 +25,10 @@ class StageTraits:
   decodes: bool = False
 
 
+# The traits of a stage that works on every token alone. It fits every context, because no token sees another.
+TOKENWISE = StageTraits(masks='any', causal=True, decodes=True)
+
+
 def traits_of(stage: Any) -> StageTraits:
   """Return the traits of a stage, given as a module or its class. For None, return the defaults."""
   return getattr(stage, 'traits', StageTraits())

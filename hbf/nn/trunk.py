@@ -16,7 +16,7 @@ from hbf.nn.context import Context, grid_positions
 from hbf.nn.registry import Stage, with_units
 from hbf.nn.tiles import tiles
 from hbf.ops.layout import BATCH, constrain
-from hbf.options import BLOCKS, FLAG, NOT_NEGATIVE, POSITIVE, RATE, OptionError, whole
+from hbf.options import BLOCKS, FLAG, FLOATS, NOT_NEGATIVE, POSITIVE, RATE, OptionError, whole
 
 
 def growth(merge: Sequence[int], block: int) -> int:
@@ -55,7 +55,7 @@ class Trunk(CheckedModule):
   stage1: Stage
   stage2: Stage | None
   dropout: Annotated[float, RATE] = 0.0
-  dtype: Any = jnp.float32
+  dtype: Annotated[Any, FLOATS] = jnp.float32
   norm_epsilon: Annotated[float, POSITIVE] = 1e-6
   scan_layers: Annotated[bool, FLAG] = False
   remat: Annotated[bool, FLAG] = False

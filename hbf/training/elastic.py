@@ -30,7 +30,7 @@ from typing import Any
 
 from hbf.errors import UserError
 from hbf.training.processes import LOST_STATUS, UNMET_STATUS, free_port, join_arguments, reachable_host
-from hbf.training.signals import KINDS
+from hbf.training.signals import handled
 from hbf.training.workdir import check_run_folder, held, in_use, read_json, write_json
 
 FOLDER = 'elastic'
@@ -246,7 +246,7 @@ def supervise(workdir: pathlib.Path, coordinator: str, processes: int | None, pr
     )
   check_run_folder(workdir)
   supervisor = Supervisor(workdir, given['process_id'], reachable_host(coordinator), _launch_again)
-  for kind in KINDS:
+  for kind in handled():
     signal.signal(kind, lambda number, _: supervisor.received.append(number))
   return supervisor.run(coordinator, given['num_processes'])
 

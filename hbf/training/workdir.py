@@ -187,7 +187,7 @@ def in_use(workdir: pathlib.Path) -> bool:
   path = workdir / '.lock'
   if not path.exists():
     return False
-  with open(path, 'a+') as file:
+  with open(path) as file:  # to read, because the folder may be another user's
     return not _lock(file, workdir, fcntl.LOCK_SH)  # shared, so that two processes that ask do not see each other
 
 

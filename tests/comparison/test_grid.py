@@ -6,6 +6,7 @@ import pathlib
 
 import pytest
 
+from hbf.comparison import devices
 from hbf.comparison.compare import compare
 from hbf.comparison.devices import ALLOTMENTS, RESERVE, Device, parse_devices
 from hbf.comparison.grid import (
@@ -233,6 +234,33 @@ def test_seeds_and_devices_are_lists():
       parse_devices(text)
 
 
+@pytest.fixture(autouse=True)
+def gpus(monkeypatch):
+  """Return a function that sets the number of GPUs that JAX finds, and the error. They are four at first."""
+
+  def set_count(*found):
+    monkeypatch.setattr(devices, 'count_gpus', lambda: found)
+
+  set_count(4, '')
+  return set_count
+
+
+def test_a_gpu_that_jax_does_not_find_is_refused(gpus):
+  gpus(1, '')
+  with pytest.raises(UserError, match=r'^gpu:1 is not there: JAX finds only gpu:0\. Give other --devices'):
+    parse_devices('gpu:0,gpu:1')
+  gpus(0, 'RuntimeError: no CUDA')
+  with pytest.raises(UserError, match=r'^gpu:0 is not there: JAX finds no GPU \(RuntimeError: no CUDA\)\. Give'):
+    parse_devices('gpu:0')
+
+
+def test_a_machine_that_lets_jax_use_the_cpu_only_has_no_gpu(monkeypatch):
+  monkeypatch.undo()
+  monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
+  count, error = devices.count_gpus()
+  assert count == 0 and 'gpu' in error
+
+
 @pytest.fixture
 def allot(monkeypatch):
   """Return a function that sets environment variables for the allotted GPUs. All others of them are unset."""
@@ -245,8 +273,8 @@ def allot(monkeypatch):
 @pytest.mark.parametrize('allotted', ['4,5', 'GPU-8e3b, GPU-77c1', 'MIG-1/2/0,MIG-1/3/0'])
 def test_gpus_are_counted_among_those_that_are_allotted(allot, name, allotted):
   allot(**{name: allotted})
-  devices = parse_devices('gpu:0,gpu:1')
-  assert [device.environment() for device in devices] == [{name: entry.strip()} for entry in allotted.split(',')]
+  both = parse_devices('gpu:0,gpu:1')
+  assert [device.environment() for device in both] == [{name: entry.strip()} for entry in allotted.split(',')]
   with pytest.raises(UserError, match=f'gpu:2 is not there: {name}={allotted} allots 2 GPUs'):
     parse_devices('gpu:2')
 

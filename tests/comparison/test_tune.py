@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import json
+import pathlib
 import re
 import types
 
@@ -14,9 +15,10 @@ from hbf.comparison.devices import Device
 from hbf.comparison.grid import Comparison, label_of, make_grid, with_arms
 from hbf.comparison.presets import PRESETS
 from hbf.comparison.proposals import Method
-from hbf.comparison.space import draw, parse_space
+from hbf.comparison.space import corners, draw, parse_space
 from hbf.errors import UserError
 from hbf.evaluation.scores import ACCURACY, NLL
+from hbf.training.workdir import held
 
 RATE, DECAY = 'optimizer.learning_rate', 'optimizer.weight_decay'
 SPACE = (f'{RATE}=1e-3..1e-1', 'train.label_smoothing=0.0|0.1', f'gelu: {DECAY}=0.01..0.3')
@@ -200,6 +202,44 @@ def test_a_folder_of_something_else_is_left_alone(asked, search, tmp_path):
   (tmp_path / 'search' / 'grid.json').write_text('{}')
   with pytest.raises(UserError, match='is not a search'):
     search(asked, 1)
+
+
+@pytest.mark.parametrize('method', [Method('tpe'), Method('random', prune=True)])
+def test_every_choice_of_a_search_with_optuna_is_checked_before_it_starts(asked, tmp_path, monkeypatch, method):
+  """Optuna proposes the options of later trials only when earlier ones have ended."""
+  monkeypatch.setattr(tune, 'check_optuna', lambda method: None)
+  space = ('train.label_smoothing=0.0|0.1', 'gelu: model.stage2.activation=gelu|relu|silu')
+  with pytest.raises(UserError, match=r"unknown model\.stage2\.activation 'silu'"):
+    tune.tune(dataclasses.replace(asked, space=space), 1, tmp_path / 'search', [Device()], method)
+  assert not (tmp_path / 'search').exists()
+
+
+def test_corners_contain_every_choice_and_both_ends():
+  space = parse_space((f'{RATE}=1e-3..1e-1', 'model.heads=2|4|8', 'gelu: model.heads=2'))
+  assert corners(space, 'relu') == [
+    {RATE: '0.001', 'model.heads': '2'},
+    {RATE: '0.1', 'model.heads': '4'},
+    {RATE: '0.001', 'model.heads': '8'},
+  ]
+  assert corners(space, 'gelu') == [{RATE: '0.001', 'model.heads': '2'}, {RATE: '0.1', 'model.heads': '2'}]
+  assert corners((), 'relu') == [{}]
+
+
+def test_a_report_during_a_search_writes_nothing(asked, search, tmp_path, capsys):
+  search(asked, 1)
+  workdir, shown = tmp_path / 'search', capsys.readouterr().out
+  before = {path.name: path.stat().st_ino for path in workdir.glob('tuning.*')}
+  with held(workdir):
+    tune.report(workdir)
+  assert capsys.readouterr().out == shown
+  assert {path.name: path.stat().st_ino for path in workdir.glob('tuning.*')} == before
+  tune.report(workdir)
+  assert {path.name: path.stat().st_ino for path in workdir.glob('tuning.*')} != before
+
+
+def test_a_search_needs_a_local_folder(asked):
+  with pytest.raises(UserError, match='s3://bucket/search is a URL, but a local folder is needed'):
+    tune.tune(asked, 1, pathlib.Path('s3://bucket/search'), [Device()])
 
 
 @pytest.mark.parametrize('name', [name for name, preset in PRESETS.items() if preset.space])

@@ -19,7 +19,7 @@ from hbf.nn.baselines.mlp import MLP
 from hbf.nn.baselines.softmax import SoftmaxAttention
 from hbf.nn.block import Block
 from hbf.nn.context import Context
-from hbf.nn.hyperbf import HyperBFAttention
+from hbf.nn.hyperbf import HyperBFAttention, HyperBFCenters
 from hbf.nn.registry import MODELS, STAGE1, STAGE2, make_stages, size_option, stage_names, stage_options
 from hbf.nn.traits import traits_of
 from hbf.training.sharding import AXES
@@ -398,6 +398,44 @@ def test_a_stage_alone_refuses_an_additive_mask():
   stage, tokens = SoftmaxAttention(2), make_tokens()
   with pytest.raises(UserError, match='expected an array of booleans, True where'):
     stage.init(jax.random.key(0), tokens, Context(mask=jnp.zeros((9, 9))))
+
+
+@pytest.mark.parametrize('name', sorted({*STAGE1} - {'identity'}))
+@pytest.mark.parametrize(
+  ('shape', 'wrong', 'message'),
+  [
+    ((9, 8), {}, r'tokens have shape \[9, 8\]: expected \[B, N, D\]'),
+    ((B, 9, 8), {'mask': jnp.ones((B, 9), bool)}, r'the mask has shape \[2, 9\]; expected one that broadcasts'),
+    ((B, 9, 8), {'positions': jnp.arange(9.0)}, r'positions has shape \[9\]: expected an array \[9, P\]'),
+    ((B, 9, 8), {'positions': None, 'grid': (3,)}, r'grid is \(3,\): expected \(rows, columns\)'),
+  ],
+  ids=['tokens', 'mask', 'positions', 'grid'],
+)
+def test_a_stage_1_without_a_block_checks_its_call(name, shape, wrong, message):
+  stage = make_stage(1, name)(name='stage1')
+  with pytest.raises(UserError, match=message):
+    jax.eval_shape(stage.init, jax.random.key(0), jnp.ones(shape), dataclasses.replace(PLACED, **wrong))
+
+
+@pytest.mark.parametrize('stage', [MLP(16), HyperBFCenters(4, centers_init='normal')], ids=['mlp', 'centers'])
+def test_a_stage_on_every_token_alone_fits_every_context(stage):
+  tokens = make_tokens()
+  context = Context(causal=True, mask=jnp.tril(jnp.ones((N, N), bool)))
+  block = Block(stage)
+  params = block.init(jax.random.key(0), tokens, context)
+  before = block.apply(params, tokens, context)
+  after = block.apply(params, tokens.at[:, 2].multiply(-3.0), context)
+  np.testing.assert_array_equal(np.any(before != after, axis=(0, 2)), np.arange(N) == 2)
+
+
+@pytest.mark.parametrize('made', [Block, functools.partial(MLP, 16), functools.partial(SoftmaxAttention, 2)])
+def test_a_type_of_products_is_a_type_of_floats(made):
+  options = {'stage1': SoftmaxAttention(2)} if made is Block else {}
+  for dtype in (jnp.bfloat16, 'bfloat16', np.float64, None):
+    made(**options, dtype=dtype)
+  for dtype in ('bf16', jnp.int32, 16):
+    with pytest.raises(UserError, match=r'expected a type of floats such as jnp\.bfloat16, or None'):
+      made(**options, dtype=dtype)
 
 
 def test_a_block_refuses_tokens_of_one_example_without_its_axis():

@@ -139,6 +139,10 @@ def test_wrong_edits(run, images, wanted, edited):
     hbf.edit(run, images[:1], [1, 2], among=images)
   with pytest.raises(UserError, match='reach is 0'):
     hbf.edit(run, images[:1], wanted[:1], among=images, reach=0.0)
+  with pytest.raises(UserError, match="reach is '1': expected a number above 0"):
+    hbf.edit(run, images[:1], wanted[:1], reach='1')
+  with pytest.raises(UserError, match='margin is inf: expected a number above 0'):
+    hbf.edit(run, images[:1], wanted[:1], margin=np.inf)
   with pytest.raises(UserError, match='all images whose answers should stay'):
     hbf.edit(run, images[:1], wanted[:1], among=images[:1])
   with pytest.raises(UserError, match='edit 3 does not exist: expected 0 to 2'):

@@ -74,6 +74,21 @@ def test_a_folder_is_in_use_as_long_as_it_is_held(tmp_path):
   assert not workdir.in_use(tmp_path / 'run')
 
 
+def test_a_folder_that_may_only_be_read_can_be_in_use(tmp_path, monkeypatch):
+  """For example another user's folder."""
+  real_open = open
+
+  def read_only(path, mode='r', **options):
+    if {*mode} & {*'wax+'}:
+      raise PermissionError(path)
+    return real_open(path, mode, **options)
+
+  with locked(tmp_path / 'run'):
+    monkeypatch.setattr('builtins.open', read_only)
+    assert workdir.in_use(tmp_path / 'run')
+  assert not workdir.in_use(tmp_path / 'run')
+
+
 @pytest.mark.parametrize(
   ('path', 'message'),
   [

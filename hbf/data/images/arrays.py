@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -216,7 +217,10 @@ def to_images(name: str, value: Any, shape: Sequence[int] | None = None, why: st
   Raises:
     UserError: the value has a wrong shape, type or range.
   """
-  images = np.asarray(value)
+  try:
+    images = np.asarray(value)
+  except ValueError:
+    raise UserError(f'{name} has images of different shapes: crop or resize them to one shape') from None
   expected = '[N, H, W, C]' if shape is None else f'[N, {", ".join(map(str, shape))}], {why}'
   if images.ndim != 4 or 0 in images.shape or (shape is not None and images.shape[1:] != tuple(shape)):
     raise UserError(f'{name} has shape {list(images.shape)}: expected {expected}{_hint(name, images, shape)}')
@@ -227,7 +231,9 @@ def to_images(name: str, value: Any, shape: Sequence[int] | None = None, why: st
   if not np.issubdtype(images.dtype, np.floating):
     raise UserError(f'{name} has type {images.dtype}: expected uint8, or floats from 0 to 1')
   low, high = float(images.min()), float(images.max())
-  if not (low >= 0 and high <= 1):  # The condition is written so that NaN fails it.
+  if math.isnan(low):
+    raise UserError(f'{name} has values that are not numbers (NaN): expected floats from 0 to 1, or uint8')
+  if not (low >= 0 and high <= 1):
     raise UserError(
       f'{name} has values from {low:g} to {high:g}: expected floats from 0 to 1, or uint8. Rescale {name}'
     )

@@ -10,12 +10,12 @@ from jaxtyping import Array, Float
 
 from hbf.errors import UserError
 from hbf.nn.checked import CheckedModule
-from hbf.nn.context import EVALUATION, Context
+from hbf.nn.context import EVALUATION, Context, check_context
 from hbf.nn.grid_sums import sums_over_grid
 from hbf.nn.projections import project_out, project_qkv
 from hbf.nn.relative_positions import initial_gaussians
 from hbf.nn.traits import StageTraits
-from hbf.options import odd, one_of, whole
+from hbf.options import FLOATS, odd, one_of, whole
 
 
 def _normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -54,7 +54,7 @@ class SeparableConvolution(CheckedModule):
   heads: Annotated[int, whole(1)]
   window: Annotated[int, odd(1)] = 7
   filters_init: Annotated[str, one_of(INITIALIZERS)] = 'normal'
-  dtype: Any = jnp.float32
+  dtype: Annotated[Any, FLOATS] = jnp.float32
   traits: ClassVar[StageTraits] = StageTraits()
 
   @nn.compact
@@ -65,6 +65,7 @@ class SeparableConvolution(CheckedModule):
       UserError: the context has no grid, or a grid of another number of tokens. Or D is not divisible by the number
         of heads.
     """
+    check_context(self, context, tokens.shape)
     grid = context.grid_of(tokens.shape[1])
     if grid is None:
       raise UserError(

@@ -12,11 +12,11 @@ from hbf.nn.baselines.mlp import ACTIVATIONS
 from hbf.nn.baselines.token_mixing import TokenDense, check_length, most_tokens, zero_hidden
 from hbf.nn.cache import new_tokens, update_cache
 from hbf.nn.checked import CheckedModule
-from hbf.nn.context import EVALUATION, Context
+from hbf.nn.context import EVALUATION, Context, check_context
 from hbf.nn.projections import Projections, mask_and_causality
 from hbf.nn.traits import StageTraits
 from hbf.ops.fast.attention import attention
-from hbf.options import POSITIVE, one_of, whole
+from hbf.options import FLOATS, POSITIVE, one_of, whole
 
 # The names of the gates (Table 3 of the paper), each with the ratio of the number of channels of its input to that of
 # its output.
@@ -52,7 +52,7 @@ class GatedMLP(CheckedModule):
   attention: Annotated[int, whole(0)] = 0
   activation: Annotated[str, one_of(ACTIVATIONS)] = 'gelu'
   norm_epsilon: Annotated[float, POSITIVE] = 1e-6
-  dtype: Any = jnp.float32
+  dtype: Annotated[Any, FLOATS] = jnp.float32
   traits: ClassVar[StageTraits] = StageTraits(units='hidden', masks='keys', causal=True, decodes=True)
 
   @nn.compact
@@ -62,6 +62,7 @@ class GatedMLP(CheckedModule):
     Raises:
       UserError: the parameters were made for longer or shorter inputs.
     """
+    check_context(self, context, tokens.shape)
     batch, length, width = tokens.shape
     check_length(self, 'spatial', most_tokens(tokens, context))
     activation = ACTIVATIONS[self.activation]

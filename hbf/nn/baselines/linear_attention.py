@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from hbf.nn.checked import CheckedModule
-from hbf.nn.context import EVALUATION, Context, visible_keys
+from hbf.nn.context import EVALUATION, Context, check_context, visible_keys
 from hbf.nn.parameters import sigma_parameter
 from hbf.nn.projections import project_out, project_qkv
 from hbf.nn.traits import StageTraits
@@ -26,7 +26,7 @@ from hbf.ops.linear_attention import (
   no_state,
   orthogonal_projections,
 )
-from hbf.options import one_of, whole
+from hbf.options import FLOATS, one_of, whole
 
 # Added to the mean square of a head's outputs. The number is so small because weights of random features may be 1e-8.
 _EPSILON = 1e-18
@@ -62,12 +62,13 @@ class LinearAttention(CheckedModule):
   features: Annotated[str, one_of(MAPS)] = 'elu'
   random_features: Annotated[int, whole(1)] = 64
   normalizer: Annotated[str, one_of(NORMALIZERS)] = 'sum'
-  dtype: Any = jnp.float32
+  dtype: Annotated[Any, FLOATS] = jnp.float32
   traits: ClassVar[StageTraits] = StageTraits(masks='keys', causal=True, decodes=True)
 
   @nn.compact
   def __call__(self, tokens: Float[Array, 'B N D'], context: Context = EVALUATION) -> Float[Array, 'B N D']:
     """Map tokens [B, N, D] to [B, N, D]."""
+    check_context(self, context, tokens.shape)
     q, k, v = (z.swapaxes(1, 2) for z in project_qkv(tokens, self.heads, self.dtype))
     d = q.shape[-1]
     chosen: dict[str, Any] = {'name': self.features}

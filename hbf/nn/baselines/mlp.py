@@ -1,5 +1,6 @@
 """The MLP, which is the baseline stage 2, and its gated variants."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
@@ -12,9 +13,9 @@ from jaxtyping import Array, Float
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.projections import Projections
-from hbf.nn.traits import StageTraits
+from hbf.nn.traits import TOKENWISE, StageTraits
 from hbf.ops.row_major import by_columns
-from hbf.options import FLAG, NOT_NEGATIVE, one_of, whole
+from hbf.options import FLAG, FLOATS, NOT_NEGATIVE, one_of, whole
 
 # 'gelu' is the tanh form, as in JAX and Google's networks. 'gelu_erf' is the exact form, as in PyTorch.
 Activation = Callable[[jax.Array], jax.Array]
@@ -48,8 +49,8 @@ class MLP(CheckedModule):
   activation: Annotated[str, one_of(ACTIVATIONS | GATED)] = 'relu'
   output_scale: Annotated[float, NOT_NEGATIVE] = 1.0
   normalize: Annotated[bool, FLAG] = False
-  dtype: Any = jnp.float32
-  traits: ClassVar[StageTraits] = StageTraits(units='hidden')
+  dtype: Annotated[Any, FLOATS] = jnp.float32
+  traits: ClassVar[StageTraits] = dataclasses.replace(TOKENWISE, units='hidden')
 
   @nn.compact
   def __call__(self, tokens: Float[Array, 'B N D'], context: Context = EVALUATION) -> Float[Array, 'B N D']:

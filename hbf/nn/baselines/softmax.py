@@ -9,13 +9,13 @@ from jaxtyping import Array, Float
 
 from hbf.nn.cache import update_cache
 from hbf.nn.checked import CheckedModule
-from hbf.nn.context import EVALUATION, Context
+from hbf.nn.context import EVALUATION, Context, check_context
 from hbf.nn.parameters import sigma_parameter
 from hbf.nn.projections import mask_and_causality, of_norm_1, project_out, project_qkv
 from hbf.nn.relative_positions import GAUSSIAN, RELATIVE_POSITIONS, append_coordinates, relative_coordinates, rotate
 from hbf.nn.traits import StageTraits
 from hbf.ops.fast.attention import attention
-from hbf.options import FLAG, NOT_NEGATIVE, one_of, whole
+from hbf.options import FLAG, FLOATS, NOT_NEGATIVE, one_of, whole
 
 
 class SoftmaxAttention(CheckedModule):
@@ -44,12 +44,13 @@ class SoftmaxAttention(CheckedModule):
   qkv_bias: Annotated[bool, FLAG] = False
   relative_positions: Annotated[str, one_of(RELATIVE_POSITIONS)] = 'none'
   mimetic: Annotated[float, NOT_NEGATIVE] = 0.0
-  dtype: Any = jnp.float32
+  dtype: Annotated[Any, FLOATS] = jnp.float32
   traits: ClassVar[StageTraits] = StageTraits(masks='any', causal=True, decodes=True)
 
   @nn.compact
   def __call__(self, tokens: Float[Array, 'B N D'], context: Context = EVALUATION) -> Float[Array, 'B N D']:
     """Map tokens [B, N, D] to [B, N, D]."""
+    check_context(self, context, tokens.shape)
     q, k, v = project_qkv(tokens, self.heads, self.dtype, self.qkv_bias, self.mimetic)
     return project_out(self._over_tokens(q, k, v, self._sigma(tokens.shape[-1]), context), self.dtype)
 

@@ -13,9 +13,9 @@ from hbf.errors import UserError
 from hbf.nn.baselines.mlp import ACTIVATIONS
 from hbf.nn.cache import new_tokens
 from hbf.nn.checked import CheckedModule
-from hbf.nn.context import EVALUATION, Context, visible_keys
-from hbf.nn.traits import StageTraits
-from hbf.options import odd, one_of, whole
+from hbf.nn.context import EVALUATION, Context, check_context, visible_keys
+from hbf.nn.traits import TOKENWISE, StageTraits
+from hbf.options import FLOATS, odd, one_of, whole
 
 
 class TokenMLP(CheckedModule):
@@ -34,7 +34,7 @@ class TokenMLP(CheckedModule):
 
   hidden: Annotated[int, whole(1)]
   activation: Annotated[str, one_of(ACTIVATIONS)] = 'gelu'
-  dtype: Any = jnp.float32
+  dtype: Annotated[Any, FLOATS] = jnp.float32
   # Mixer has D/2 hidden units in this stage, and 4D in stage 2.
   traits: ClassVar[StageTraits] = StageTraits(unit_share=1 / 8, masks='keys', causal=True, decodes=True)
 
@@ -45,6 +45,7 @@ class TokenMLP(CheckedModule):
     Raises:
       UserError: the parameters were made for longer or shorter inputs.
     """
+    check_context(self, context, tokens.shape)
     (batch, count, width), length = tokens.shape, most_tokens(tokens, context)
     check_length(self, 'hidden', length)
     activation = ACTIVATIONS[self.activation]
@@ -77,7 +78,7 @@ class AveragePooling(CheckedModule):
   """
 
   window: Annotated[int, odd(1)] = 3
-  dtype: Any = jnp.float32
+  dtype: Annotated[Any, FLOATS] = jnp.float32
 
   @nn.compact
   def __call__(self, tokens: Float[Array, 'B N D'], context: Context = EVALUATION) -> Float[Array, 'B N D']:
@@ -86,6 +87,7 @@ class AveragePooling(CheckedModule):
     Raises:
       UserError: N is not a square number.
     """
+    check_context(self, context, tokens.shape)
     batch, length, width = tokens.shape
     side = math.isqrt(length)
     if side * side != length:
@@ -107,7 +109,7 @@ class Identity(nn.Module):
   """
 
   dtype: Any = jnp.float32
-  traits: ClassVar[StageTraits] = StageTraits(masks='any', causal=True, decodes=True)  # no token sees another
+  traits: ClassVar[StageTraits] = TOKENWISE
 
   @nn.compact
   def __call__(self, tokens: Float[Array, 'B N D'], context: Context = EVALUATION) -> Float[Array, 'B N D']:
