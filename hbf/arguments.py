@@ -16,9 +16,33 @@ def expand(path: str) -> str:
   """Return a path with the home folder in place of `~`. A path without a name, such as `.`, becomes absolute.
 
   Pages and stored numbers call a run by the name of its folder.
+
+  Raises:
+    UserError: the home folder is unknown.
   """
-  path = os.path.expanduser(path)
+  path = home_path(path)
   return os.path.abspath(path) if path and pathlib.PurePath(path).name in ('', '..') else path
+
+
+def home_path(path: str | os.PathLike[str]) -> str:
+  """Return a path with the home folder in place of `~` or `~user`.
+
+  Raises:
+    UserError: the home folder is unknown.
+  """
+  expanded = os.path.expanduser(os.fspath(path))
+  if expanded.startswith('~'):
+    raise UserError(
+      f'{path} begins with a home folder that does not exist: correct the name after ~, or write ./{path}'
+    )
+  return expanded
+
+
+def _path(text: str) -> pathlib.Path:
+  try:
+    return pathlib.Path(expand(text))
+  except UserError as error:
+    raise argparse.ArgumentTypeError(str(error)) from None  # argparse shows the message of this error only
 
 
 class Parser(argparse.ArgumentParser):
@@ -38,7 +62,7 @@ class Parser(argparse.ArgumentParser):
 
   def add_path(self, name: str, **options: Any) -> None:
     """Add an argument whose value is a path, with options of `add_argument`. See `expand`."""
-    self.add_argument(name, type=lambda text: pathlib.Path(expand(text)), **options)
+    self.add_argument(name, type=_path, **options)
 
   def add_run(self, about: str) -> None:
     """Add the flags for a run's folder, checkpoint and data. `about` is the help text of the folder's flag."""

@@ -17,6 +17,11 @@ class UserError(ValueError):
   """A mistake in a config, a path or a file. The commands print its message without a traceback."""
 
 
+def first_line(error: BaseException, most: int = 150) -> str:
+  """Return the first line of an error's message, of at most `most` characters. Without a message, return its type."""
+  return (str(error).splitlines() or [''])[0][:most] or type(error).__name__
+
+
 def fail(message: str) -> int:
   """Print a line 'error: …' on stderr; return the exit status 1."""
   print('error:', ' '.join(message.split()), file=sys.stderr)

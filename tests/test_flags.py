@@ -10,7 +10,7 @@ import pytest
 from absl import flags
 
 from hbf import cli
-from hbf.arguments import Parser, expand
+from hbf.arguments import Parser, expand, home_path
 from hbf.errors import Notice, UserError, in_one_line, warn
 
 COMMANDS = [
@@ -49,6 +49,15 @@ def test_paths_may_be_in_the_home_folder(monkeypatch):
   parser = Parser('hbf.some', 'Does it.')
   parser.add_run('of a run')
   assert parser.parse_args(['--workdir=~/runs/text']).workdir == pathlib.Path('/home/her/runs/text')
+
+
+def test_an_unknown_home_folder_is_named():
+  parser = Parser('hbf.test', 'A test.')
+  parser.add_path('--workdir')
+  message = '~nobody-has-this/x begins with a home folder that does not exist: correct the name after ~'
+  for call in (lambda: parser.parse_args(['--workdir=~nobody-has-this/x']), lambda: home_path('~nobody-has-this/x')):
+    with pytest.raises(UserError, match=message):
+      call()
 
 
 def test_the_current_folder_has_its_name(monkeypatch, tmp_path):

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from hbf.analysis.image_run import ImageRun
+from hbf.arguments import home_path
 from hbf.data.datasets import load
 from hbf.data.images.codec import decode_file
 from hbf.data.pipeline.host import read_many
@@ -42,7 +43,7 @@ def load_ood_images(
   random = np.random.default_rng(0)
   found = {NOISE: random.integers(0, 256, (MOST, *run.task.shape), np.uint8)}
   for name in wanted:
-    path = pathlib.Path(name).expanduser()
+    path = pathlib.Path(home_path(name))
     key = path.name if path.is_dir() else name
     if key in found:
       raise UserError(f'{name} and another source have the same name, {key}: give it once, or rename a folder')

@@ -11,6 +11,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
+from hbf.arguments import home_path
 from hbf.errors import UserError, mistake
 
 # A flag that `define_config` defines belongs to the module that calls it.
@@ -58,7 +59,7 @@ class _Parser(flags.ArgumentParser):
   def parse(self, argument: str) -> ConfigDict:
     """Return the config of DATA. It is locked, so no key can be added."""
     data, colon, arguments = argument.partition(':')
-    path, name = pathlib.Path(data).expanduser(), re.fullmatch(r'(?:\./)?configs/(\w+)\.py|(\w+)', data)
+    path, name = pathlib.Path(home_path(data)), re.fullmatch(r'(?:\./)?configs/(\w+)\.py|(\w+)', data)
     if path.is_file():
       config = _of_file(path, [arguments] if colon else [])
     else:

@@ -96,8 +96,8 @@ def _as_dataset(opened: Any, request: DataRequest) -> Dataset:
     request: the request that the function got.
 
   Raises:
-    UserError: `opened` is something else, or it does not fit the request: a split is missing, or the kind of the
-      targets or the size of the images differs.
+    UserError: `opened` is something else, or it does not fit the request: a split is missing or empty, or the kind of
+      the targets or the size of the images differs. Or it has no classes, or no whole shape of images.
   """
   dataset = from_arrays(opened) if isinstance(opened, ArrayData) else opened
   if not isinstance(dataset, Dataset):
@@ -110,6 +110,16 @@ def _as_dataset(opened: Any, request: DataRequest) -> Dataset:
       f'the data set {request.name} lacks {missing[0]}; expected the splits {", ".join(request.splits)}: add it, or '
       'leave data.validation_split empty'
     )
+  for split in request.splits:
+    if not len(dataset.splits[split]):
+      raise UserError(f'the data set {request.name} has no image in {split}: give it one or more')
+  if len(dataset.image_shape) != 3:
+    raise UserError(
+      f'the data set {request.name} has image_shape {dataset.image_shape}; expected height, width and channels: add '
+      'the channels, 1 or 3'
+    )
+  if not dataset.classes:
+    raise UserError(f'the data set {request.name} has no classes: name them')
   if dataset.targets != request.targets:
     raise UserError(
       f'{request.name} has {dataset.targets}, not {request.targets}; expected task {TASK[dataset.targets]} for it. '
@@ -137,7 +147,7 @@ def _check_example(name: str, dataset: Dataset) -> None:
   if found != f'uint8 {list(dataset.image_shape)}':
     raise UserError(f'an image of {name} is {found}; expected uint8 {list(dataset.image_shape)}: change the source')
   count = len(dataset.classes)
-  if dataset.targets == CLASSES and label not in range(count):
+  if dataset.targets == CLASSES and (np.shape(label) or label not in range(count)):
     raise UserError(f'a label of {name} is {label!r}; expected a whole number up to {count - 1}: change the source')
   if dataset.targets != CLASSES and np.shape(label) != (count,):
     raise UserError(f'a label of {name} has shape {list(np.shape(label))}; expected [{count}]: change the source')

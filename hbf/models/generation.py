@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from hbf.errors import UserError
 from hbf.models.language import LanguageModel
+from hbf.options import whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +109,7 @@ def generate_on(
     UserError: as in `generate`, but a prompt may be longer. A prompt plus one token, not plus `count` tokens, must
       fit into the model's length.
   """
+  whole(1).check('count', count)
   _check(model, prompts, 1)
   texts, ended, part = [list(prompt) for prompt in prompts], [False] * len(prompts), 0
   while not all(ended):

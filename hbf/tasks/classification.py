@@ -68,6 +68,19 @@ class Classification(ImageTask):
       return BalancedOrder.from_labels(seed, labels_of(source), batch_size)
     return super().train_order(source, seed, batch_size)
 
+  @override
+  def drawn_numbers(self, index: jax.Array) -> jax.Array:
+    """Return a number for each image of a batch, int32 [B], which decides its random numbers.
+
+    With balance 'sampling', images of a rare class can come several times in a batch. Their copies have different
+    numbers, so that they are not transformed alike, and are not mixed with themselves.
+    """
+    if self.balance != 'sampling':
+      return index
+    earlier = jnp.tri(len(index), k=-1, dtype=bool)
+    turns = jnp.sum((index[:, None] == index) & earlier, axis=1, dtype=jnp.int32)
+    return index + turns * len(self.dataset.splits['train'])
+
   @functools.cached_property
   def class_weights(self) -> np.ndarray:
     """The weight of each class in the loss with balance 'weights', float32 [classes].

@@ -249,11 +249,20 @@ class ImageTask(Task):
     """Return augmented, mixed and normalized images. The first key is for augmentation, the second for mixing."""
     examples = gather(resident, batch)
     index, labels = examples['index'], examples['label']
+    drawn = self.drawn_numbers(index)
     images = augment(
-      keys[0], examples['image'], index, self.transforms, self.mean, *self._time(batch['step'], len(index))
+      keys[0], examples['image'], drawn, self.transforms, self.mean, *self._time(batch['step'], len(index))
     )
-    images, targets = mix(keys[1], images, self.loss_targets(labels), index, self.mix)
+    images, targets = mix(keys[1], images, self.loss_targets(labels), drawn, self.mix)
     return ModelBatch(normalize(images, self.mean, self.std), (labels, targets))
+
+  def drawn_numbers(self, index: jax.Array) -> jax.Array:
+    """Return a number for each image of a batch, int32 [B], which decides its random numbers.
+
+    By default it is the `index` of the image. An image must not come twice in a batch then, unless the batch has the
+    end of an epoch.
+    """
+    return index
 
   def loss_targets(self, labels: jax.Array) -> jax.Array:
     """Return the targets of the loss, float32 [B, K], from the targets of the images. By default they are equal."""

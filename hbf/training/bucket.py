@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hbf.errors import UserError
+from hbf.errors import UserError, first_line
 from hbf.training.workdir import CURE, parse_json
 
 EXTRAS = {'s3': 's3fs', 'gs': 'gcsfs'}  # the package that reads each kind of bucket; the extra has the kind's name
@@ -136,14 +136,15 @@ class Bucket:
     try:
       yield
     except FileNotFoundError as error:
-      raise missing(f'{self.address} cannot be used ({_line(error)}): make the bucket first') from error
+      raise missing(f'{self.address} cannot be used ({first_line(error)}): make the bucket first') from error
     except PermissionError as error:
       raise UserError(
-        f'{self.address} refuses access ({_line(error)}): see which credentials this process has, and what they allow'
+        f'{self.address} refuses access ({first_line(error)}): see which credentials this process has, and what they '
+        'allow'
       ) from error
     except Exception as error:  # each store has its own types of errors
       raise UserError(
-        f'{self.address} cannot be reached ({type(error).__name__}: {_line(error)}): '
+        f'{self.address} cannot be reached ({type(error).__name__}: {first_line(error)}): '
         'see the network, the credentials and the address of the server, and give the same command again'
       ) from error
 
@@ -287,7 +288,3 @@ def _describe(holder: Mapping[str, Any]) -> str:
 
 def _now() -> str:
   return datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
-
-
-def _line(error: Exception) -> str:
-  return (str(error).splitlines() or [''])[0][:150] or type(error).__name__

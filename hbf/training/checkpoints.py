@@ -22,7 +22,7 @@ import orbax.checkpoint as ocp
 from flax.traverse_util import flatten_dict
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, LatestN
 
-from hbf.errors import UserError
+from hbf.errors import UserError, first_line
 from hbf.evaluation.scores import Score
 from hbf.training import processes
 from hbf.training.checksum import checksum
@@ -227,7 +227,7 @@ class Checkpoints:
       except Exception as error:  # Orbax, TensorStore and JSON raise errors of many types
         if _is_system_error(error):
           raise
-        reason = _first_line(error)
+        reason = first_line(error)
       # All processes must have read the checkpoint before they compute checksums together.
       if not (reason := max(processes.exchange(reason)) or _describe_changed(items, sums)):
         return RestoredState(step, _select(_state(renamed(items, RENAMED)), state), about, self._set_aside(reasons))
@@ -274,7 +274,7 @@ class Checkpoints:
     except Exception as error:
       others = ', '.join(str(other) for other in sorted(self._manager.all_steps()) if other != step)
       cure = f'use --checkpoint with one of {others}' if others else 'there is no other'
-      raise UserError(f'checkpoint {step} in {self._folder} cannot be read ({_first_line(error)}): {cure}') from error
+      raise UserError(f'checkpoint {step} in {self._folder} cannot be read ({first_line(error)}): {cure}') from error
 
   def wait(self) -> None:
     """Wait until the saved checkpoints are complete."""
@@ -406,10 +406,6 @@ def _check_readable(folder: pathlib.Path) -> None:
     except OSError as error:
       if _is_system_error(error):
         raise
-
-
-def _first_line(error: Exception) -> str:
-  return (str(error).splitlines() or [''])[0][:150] or type(error).__name__
 
 
 def _items(state: TrainState) -> dict[str, Any]:

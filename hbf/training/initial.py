@@ -8,6 +8,7 @@ import flax.linen as nn
 import numpy as np
 from ml_collections import ConfigDict
 
+from hbf.arguments import home_path
 from hbf.data.datasets import Dataset
 from hbf.errors import UserError
 from hbf.interop import origins
@@ -65,7 +66,7 @@ def read_initial(config: ConfigDict, model: nn.Module, task: Task) -> Initial:
       tensors that don't fit, and the flags with which the config describes the network.
   """
   path = config.init_from
-  found = own_weights.read(path) or origins.read(pathlib.Path(path).expanduser())
+  found = own_weights.read(path) or origins.read(pathlib.Path(home_path(path)))
   wanted = dict(abstract_params(model, task.shape))
   if isinstance(found, Network) and isinstance(model, ImageClassifier):
     params, fresh, kept = _fitted_to_images(found, model, task, path)

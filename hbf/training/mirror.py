@@ -28,6 +28,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
+from hbf.arguments import home_path
 from hbf.data.images.files import file_sha256
 from hbf.errors import UserError
 from hbf.evaluation.tables import say
@@ -59,7 +60,7 @@ def mirrored(address: str | os.PathLike[str], console: Console, must_exist: bool
       a run, or nothing although `must_exist` is True.
   """
   if not is_bucket(address):
-    yield pathlib.Path(address).expanduser()
+    yield pathlib.Path(home_path(address))
     return
   if jax.process_count() > 1:
     raise UserError(f'{address} is on a bucket, for runs of one process only: choose a --workdir that all share')
@@ -91,7 +92,7 @@ def local_copy(address: str | os.PathLike[str]) -> pathlib.Path:
     UserError: the bucket can't be read, or holds no run.
   """
   if not is_bucket(address):
-    return pathlib.Path(address).expanduser()
+    return pathlib.Path(home_path(address))
   bucket = Bucket(str(address))
   home = _home(bucket)
   folder = home / 'copy' / _folder_name(bucket)

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from hbf.arguments import home_path
 from hbf.data.datasets import Dataset
 from hbf.data.text.texts import Texts
 from hbf.errors import UserError
@@ -98,7 +99,7 @@ def find(source: str, key: str) -> Trained | None:
     UserError: `source` is a folder of another kind, the exported model is edited, or something in the folder is
       damaged.
   """
-  path = pathlib.Path(source).expanduser()
+  path = pathlib.Path(home_path(source))
   if not path.exists() and source in pretrained.names():
     return _find_packaged(source)
   if path.is_file() or path.suffix in READERS:

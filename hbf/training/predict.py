@@ -136,6 +136,9 @@ def _files(folder: str) -> Iterator[str]:
   """Yield the files in a folder and its subfolders, without hidden files."""
   for parent, folders, names in os.walk(folder, onerror=_raise_unreadable):
     folders[:] = [name for name in folders if not name.startswith('.')]
+    if links := [path for name in folders if os.path.islink(path := os.path.join(parent, name))]:
+      # A cycle of links would never end.
+      raise UserError(f'{links[0]} is a link to a folder: replace it by the folder, remove it, or name its target')
     yield from (os.path.join(parent, name) for name in names if not name.startswith('.'))
 
 

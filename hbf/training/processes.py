@@ -23,7 +23,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hbf.errors import UserError
+from hbf.errors import UserError, first_line
 
 T = TypeVar('T')
 
@@ -73,7 +73,7 @@ def start(coordinator: str = '', processes: int | None = None, process: int | No
       if 'coordinator_address should be defined' in str(error):  # JAX knows no such environment
         return
       raise UserError(
-        f'JAX cannot tell the processes of this run from the environment ({_first_line(error)}): give --coordinator, '
+        f'JAX cannot tell the processes of this run from the environment ({first_line(error)}): give --coordinator, '
         '--processes and --process, or --processes=1 to run this one alone'
       ) from error
   # Gloo reports its connections on stdout, which belongs to the commands.
@@ -100,7 +100,7 @@ def ended_by_loss() -> Iterator[None]:
     if 'Gloo' not in str(error):
       raise
     _end(
-      f'another process of the run is gone ({_first_line(error)}): start all again; a run goes on from its last '
+      f'another process of the run is gone ({first_line(error)}): start all again; a run goes on from its last '
       'checkpoint',
       LOST_STATUS,
     )
@@ -319,7 +319,3 @@ def _end(message: str, status: int) -> None:
   """End this process at once. A normal exit would wait for the other processes, and then abort."""
   print('error:', message, file=sys.stderr, flush=True)
   os._exit(status)
-
-
-def _first_line(error: Exception) -> str:
-  return (str(error).splitlines() or [''])[0][:150] or type(error).__name__

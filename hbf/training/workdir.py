@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from hbf.config.defaults import keys, stage_keys
 from hbf.data.images.arrays import NAME as ARRAYS
-from hbf.errors import UserError, choose
+from hbf.errors import UserError, choose, first_line
 from hbf.interop.tensors import load_npz
 from hbf.tasks.registry import TASKS
 from hbf.tasks.task import Task
@@ -135,8 +135,9 @@ def naming_trouble(workdir: pathlib.Path) -> Iterator[None]:
         f'{workdir} could not be written: {found}. Make room and {again}, and those that are complete are intact'
       ) from error
     if found := reason_of(error):
-      first = (str(error).splitlines() or [''])[0][:300]
-      raise UserError(f'the run in {workdir} met trouble: {found} ({first}). Mend that and {again}') from error
+      raise UserError(
+        f'the run in {workdir} met trouble: {found} ({first_line(error, 300)}). Mend that and {again}'
+      ) from error
     raise
 
 
@@ -380,13 +381,18 @@ def kind_of(workdir: pathlib.Path) -> type[Task]:
 
 
 def with_measured(config: ConfigDict, workdir: pathlib.Path) -> ConfigDict:
-  """Return `config` with the run's values for data.mean and the other keys in MEASURED, where `config` has none."""
+  """Return `config` with the run's values for data.mean and the other keys in MEASURED, where `config` has none.
+
+  The values of a run on other data, or of another task, do not fit. `claim` names the difference of the configs.
+  """
   # If only one of a pair is empty, it stays empty, and the task says so.
   pairs = ((mean, std) for mean, std in zip(MEASURED[::2], MEASURED[1::2], strict=True) if mean in config.data)
   left = [key for pair in pairs if not any(config.data[key] for key in pair) for key in pair]
   if not left or not (workdir / 'config.json').is_file():
     return config
   stored, resolved = load_config(workdir), config.copy_and_resolve_references()
+  if (stored.task, stored.data.name) != (config.task, config.data.name):
+    return config
   resolved.data.update({key: tuple(stored.data.get(key, ())) for key in left})
   return resolved
 

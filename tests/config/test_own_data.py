@@ -1,5 +1,6 @@
 """A data set of a user's own: one function, registered in one place, by the name of its file."""
 
+import dataclasses
 import re
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from hbf.data.datasets import load
 from hbf.data.text.texts import load_texts
 from hbf.errors import UserError
 
+TEXTS = {'dir': '', 'root': '', 'download': False, 'test_split': 'test', 'tokenizer': 'bytes', 'vocabulary': 0}
 PAGE = Path(__file__).parents[2] / 'docs' / 'how-to' / 'own-formats.md'
 
 
@@ -99,6 +101,9 @@ def of_example(image, label):
   return hbf.Dataset('own', ('a', 'b'), (8, 8, 3), {split: [(image, label)] for split in ('train', 'test')})
 
 
+GOOD = of_example(IMAGES[0], 0)
+
+
 @pytest.mark.parametrize(
   ('opened', 'changes', 'message'),
   [
@@ -108,6 +113,11 @@ def of_example(image, label):
     (of_example(IMAGES[0] / 255, 0), {}, r'an image of own is float64 \[8, 8, 3\]; expected uint8 \[8, 8, 3\]'),
     (of_example(IMAGES[0, 2:], 0), {}, r'an image of own is uint8 \[6, 8, 3\]; expected uint8'),
     (of_example(IMAGES[0], 2), {}, r'a label of own is 2; expected a whole number up to 1'),
+    (of_example(IMAGES[0], np.eye(2)[0]), {}, r'a label of own is array\(.*\); expected a whole number up to 1'),
+    (dataclasses.replace(GOOD, image_shape=(8, 8)), {}, r'own has image_shape \(8, 8\); expected height, width and'),
+    (dataclasses.replace(GOOD, classes=()), {}, 'own has no classes: name them'),
+    (dataclasses.replace(GOOD, splits=GOOD.splits | {'train': []}), {}, 'own has no image in train: give it one'),
+    (dataclasses.replace(GOOD, splits=GOOD.splits | {'test': []}), {}, 'own has no image in test: give it one'),
   ],
 )
 def test_what_a_function_returns_is_checked(opened, changes, message):
@@ -116,8 +126,23 @@ def test_what_a_function_returns_is_checked(opened, changes, message):
     open_it('own', **changes)
 
 
+@pytest.mark.parametrize(
+  ('opened', 'message'),
+  [
+    (
+      {'train': ['a text'], 'test': ['another']},
+      'own is of type dict; expected a text, or a dict of the texts',
+    ),
+    ('\udc80' * 100, r'the text of a registered function is not Unicode \(.*surrogates.*\): return its bytes'),
+  ],
+)
+def test_texts_that_a_function_returns_are_checked(opened, message):
+  hbf.register_dataset('own', lambda request: opened)
+  with pytest.raises(UserError, match=message):
+    load_texts(name='own', **TEXTS)
+
+
 def test_images_are_no_text():
   hbf.register_dataset('own', lambda request: ARRAYS)
-  about = {'dir': '', 'root': '', 'download': False, 'test_split': 'test', 'tokenizer': 'bytes', 'vocabulary': 0}
   with pytest.raises(UserError, match=r'the data set own is of type ArrayData; expected a text'):
-    load_texts(name='own', **about)
+    load_texts(name='own', **TEXTS)

@@ -92,3 +92,14 @@ def test_a_run_has_the_order_that_it_asks_for(toy, unequal):
     task_of(toy, unequal, **{'data.balance': 'sampling', 'data.transforms': (('alternate_flip',),)})
   with pytest.raises(UserError, match=r"data.balance is 'even': expected '', weights or sampling"):
     make_plan(toy('model=vit', **{'data.balance': 'even'}))
+
+
+def test_copies_of_an_image_in_a_batch_are_transformed_and_mixed_like_others(toy, unequal):
+  _, task = task_of(toy, unequal, **{'data.balance': 'sampling'})
+  index = jnp.array([3, 5, 3, 8, 3, 5])
+  numbers = np.asarray(task.drawn_numbers(index))
+  assert len({*numbers}) == 6
+  np.testing.assert_array_equal(numbers[[0, 1, 3]], index[np.array([0, 1, 3])])  # as in a batch without copies
+  np.testing.assert_array_equal(numbers % len(task.dataset.splits['train']), index)
+  _, plain = task_of(toy, unequal)
+  np.testing.assert_array_equal(plain.drawn_numbers(index), index)

@@ -1,7 +1,10 @@
 """Images in Parquet, tar and .npz files give the batches of an image folder, and wrong files are named."""
 
+import contextlib
+import errno
 import io
 import json
+import os
 import pickle
 import shutil
 import sys
@@ -14,7 +17,7 @@ import pytest
 from PIL import Image
 
 from hbf.data.datasets import load
-from hbf.data.images import parquet, sources
+from hbf.data.images import cached, parquet, sources
 from hbf.data.images.sources import hold_out
 from hbf.data.pipeline.identity import identity
 from hbf.data.pipeline.inputs import make_input
@@ -418,3 +421,22 @@ def test_another_size_has_another_cache_and_a_damaged_file_is_named(roots, tmp_p
   (tmp_path / 'file').touch()
   with pytest.raises(UserError, match=r'cannot be used \(.*set data\.cache to another folder'):
     opened('parquet', roots['parquet'], cache=str(tmp_path / 'file'))
+
+
+def test_a_full_disk_is_named_and_leaves_no_part_of_a_cache(roots, tmp_path, monkeypatch):
+  real_temporary = cached.temporary
+
+  @contextlib.contextmanager
+  def temporary(directory):
+    with real_temporary(directory) as file:
+      monkeypatch.setattr(file, 'write', _full)
+      yield file
+
+  monkeypatch.setattr(cached, 'temporary', temporary)
+  with pytest.raises(UserError, match=r'cannot be used \(.*No space left.*a folder with room for all decoded images'):
+    opened('parquet', roots['parquet'], cache=str(tmp_path))
+  assert not [path for path in tmp_path.rglob('*') if path.is_file()]
+
+
+def _full(content):
+  raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -83,6 +83,17 @@ class _Damaged(ArraySource):
     return super().__getitem__(index)
 
 
+def test_a_source_that_cannot_be_sent_to_processes_is_refused_before_they_start(make_source, sharding):
+  class Local(ArraySource):
+    """A class that another process cannot import."""
+
+  whole = make_source(50)
+  source = Local(whole.images, whole.labels)
+  with pytest.raises(UserError, match=r'type Local cannot be sent .*importable.*or set data\.workers to 0'):
+    StreamInput(source, sharding, workers=2)
+  assert len(StreamInput(source, sharding, workers=0)) == 50
+
+
 def test_what_a_source_raises_in_a_process_is_raised_here(make_source, sharding):
   whole = make_source(50)
   data = StreamInput(_Damaged(whole.images, whole.labels), sharding, workers=1)

@@ -178,6 +178,22 @@ def test_missing_files_are_named(tmp_path):
     _load_digits(tmp_path)
 
 
+def test_damaged_records_are_named(tmp_path):
+  folder = prepare('digits', str(tmp_path), None)
+  (path,) = folder.glob('digits-train*')
+  content = path.read_bytes()
+  middle = len(content) // 2
+  path.write_bytes(content[:middle] + bytes(1000) + content[middle + 1000 :])
+  with pytest.raises(
+    UserError, match=rf'{folder} is damaged \(.*\); expected the records that TFDS wrote: remove it'
+  ):
+    _load_digits(tmp_path).splits['train'].read_labels()
+  source = prepared.TfdsSource([b'no message', b''], 1, None, 'here')
+  for index in range(2):
+    with pytest.raises(UserError, match=r'^here is damaged'):
+      source[index]
+
+
 @pytest.mark.parametrize('name', ['dataset_info.json', 'features.json'])
 def test_a_folder_without_its_description_is_named(name, tmp_path):
   folder = prepare('digits', str(tmp_path), None)

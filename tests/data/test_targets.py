@@ -69,7 +69,8 @@ def test_columns_are_matched_by_name_and_values_keep_their_digits(tmp_path):
     ('file,red,big\n', 'lists no image'),
     ('file,red,big\n0.png,1\n', 'line 2 of .* has 2 columns; expected 3'),
     ('file,red,big\n0.png,1,yes\n', "line 2 of .* has 'yes'; expected a number"),
-    ('file,red,big\n0.png,1,2\n', 'has 2: expected 0 or 1 for every label'),
+    ('file,red,big\n\n0.png,1,2\n', 'line 3 of .*labels.csv has 2: expected 0 or 1 for every label; mend the line'),
+    ('file,red,big\n0.png,1,nan\n', 'line 2 of .*labels.csv has nan: expected 0 or 1'),
     ('file,red,big\n0.png,1,0\n0.png,1,0\n', 'lists 0.png twice'),
     ('file,red,big\n0.png,1,0\n./0.png,0,1\n', 'lists 0.png twice'),
     ('file,red,big\n0.png,1,0\nmore/..//0.png,0,1\n', 'lists 0.png twice'),
@@ -140,6 +141,7 @@ def test_the_arrays_say_which_targets_they_are():
     ({'y_train': np.where(LABELS, np.nan, 1.0)}, 'y_train has nan in row 0, column 1: expected finite numbers'),
     ({'y_train': LABELS * 1e300}, 'y_train has 1e[+]300 in row 0, column 1'),
     ({'y_train': 1.7e9 + LABELS}, 'y_train loses digits of column 0 in float32: subtract a constant'),
+    ({'y_train': LABELS[:, 0] + 1_700_000_000}, r'y_train has label 170000000\d: expected numbers of classes, below'),
     ({'y_train': LABELS[:, 0] / 2}, r'expected whole numbers, .*For task regression, expected floats \[6, K\]'),
   ],
 )

@@ -106,6 +106,7 @@ def test_another_file_is_refused(plays, tmp_path, capsys):
   [
     ({'name': 'text_file'}, 'data.root names no text: set data.root'),
     ({'name': 'text_file', 'root': '/nowhere/x.txt'}, '/nowhere/x.txt is not there: set data.root'),
+    ({'name': 'text_file', 'root': '~nobody-has-this/x.txt'}, '~nobody-has-this/x.txt begins with a home folder'),
     ({'name': 'tiny_shakespeare'}, 'python -m hbf prepare tiny_shakespeare --dir /nowhere'),
     ({'test_split': 'train+test'}, "data.test_split is 'train.test'; expected examples that the run is not"),
     ({'name': 'tiny_shakespear'}, "unknown data set 'tiny_shakespear': did you mean 'tiny_shakespeare'"),

@@ -240,6 +240,12 @@ def test_prompts_that_can_not_be_gone_on_with_are_refused(prompts, count, messag
     generate(make(), {}, prompts, count)
 
 
+@pytest.mark.parametrize('count', [0, -1, 1.5])
+def test_a_text_beyond_the_length_of_the_model_has_a_whole_number_of_tokens(count):
+  with pytest.raises(UserError, match=f'count is {count}: expected a whole number of 1 or more'):
+    generate_on(make(), {}, [[1]], count)
+
+
 def test_a_model_that_is_not_causal_writes_nothing():
   with pytest.raises(UserError, match='not causal'):
     generate(make(causal=False), {}, [[1]], 2)

@@ -23,7 +23,7 @@ from hbf.training.checkpoints import Checkpoints
 from hbf.training.evaluate import Evaluation, evaluate_workdir
 from hbf.training.loop import train
 from hbf.training.state import Diverged
-from hbf.training.workdir import read_predictions
+from hbf.training.workdir import load_config, read_predictions, with_measured
 from hbf.training.writers import read_metrics, validation_scores
 
 
@@ -182,6 +182,15 @@ def test_a_workdir_of_another_config_or_of_other_data_is_left_as_it_is(finished,
   with pytest.raises(UserError, match='was trained on other data'):
     evaluate_workdir(workdir, 'latest', 'test', ONE)
   assert files_in(workdir) == before
+
+
+def test_the_measured_levels_of_a_run_are_used_for_its_data_only(finished):
+  workdir, config, _ = finished
+  asked = config.copy_and_resolve_references().unlock()
+  asked.data.update(mean=(), std=())
+  assert with_measured(asked, workdir).data.mean == load_config(workdir).data.mean != ()
+  asked.data.name = 'cifar10'  # its images have more channels
+  assert with_measured(asked, workdir).data.mean == ()
 
 
 def test_training_learns(tmp_path, toy):

@@ -116,6 +116,10 @@ def test_files_come_from_folders_in_order_without_hidden_ones(own):
   (own / 'empty').mkdir()
   with pytest.raises(UserError, match='empty has no files: expected images'):
     find_images([str(own / 'empty')])
+  (own / 'more' / 'link').symlink_to(own / 'empty')
+  with pytest.raises(UserError, match='more/link is a link to a folder: replace it by the folder'):
+    find_images([str(own)])
+  (own / 'more' / 'link').unlink()
 
 
 def test_what_can_not_be_read_is_named_and_the_rest_answered(run, own):

@@ -8,6 +8,7 @@ from hbf.analysis.report.explain import about
 from hbf.analysis.report.page import render
 from hbf.analysis.report.sections.predictions import sections
 from hbf.analysis.trained_run import TrainedRun
+from hbf.arguments import home_path
 from hbf.training.predict import read_image
 from hbf.training.workdir import replace_text
 
@@ -33,7 +34,7 @@ def write_page(
   run = TrainedRun.of(workdir, checkpoint, average=average, **moved)
   images = {path: read_image(path, run.task.shape) for path in paths}
   made = sections(run, images)
-  path = pathlib.Path(page).expanduser()
+  path = pathlib.Path(home_path(page))
   with contextlib.suppress(OSError):  # after this error, writing the page fails too, with a message
     path.parent.mkdir(parents=True, exist_ok=True)
   replace_text(path, render(f'{len(images)} images, answered by {about(run)}', workdir.name, made))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hbf.arguments import home_path
 from hbf.data.images import arrays, splits
 from hbf.data.images.dataset import Dataset
 from hbf.data.registry import DataRequest
@@ -23,7 +24,7 @@ def open_array_file(request: DataRequest) -> Dataset:
   Raises:
     UserError: the file or an array is missing, damaged or of a wrong shape, type or range.
   """
-  path = pathlib.Path(request.root).expanduser()
+  path = pathlib.Path(home_path(request.root))
   if not request.root or not path.is_file():
     raise UserError(
       f'file {request.root!r} does not exist; expected a .npz file with x_train, y_train, x_test and y_test: set '

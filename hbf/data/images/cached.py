@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hbf.arguments import home_path
 from hbf.data.images import sources
 from hbf.data.images.archives import temporary
 from hbf.data.images.dataset import Dataset
@@ -72,7 +73,7 @@ def through_cache(dataset: Dataset, directory: str) -> Dataset:
   """
   shape = 'x'.join(map(str, dataset.image_shape))
   checksums = [identity(dataset)['fingerprint'][:32], *_stamps(dataset)]
-  folder = pathlib.Path(directory).expanduser() / '-'.join([dataset.name, shape, *checksums])
+  folder = pathlib.Path(home_path(directory)) / '-'.join([dataset.name, shape, *checksums])
   try:
     folder.mkdir(parents=True, exist_ok=True)
     splits = {split: _through_file(source, str(folder / f'{split}.npy')) for split, source in dataset.splits.items()}
@@ -107,9 +108,11 @@ def _write(source: Source, path: str) -> None:
   """Write all images of a source to a .npy file."""
   shape = host.image_shape(source)
   with temporary(os.path.dirname(path)) as file:
-    images = np.lib.format.open_memmap(file.name, 'w+', np.uint8, (len(source), *shape))
+    # A file that is mapped to memory would end the process, without a message, if the disk becomes full.
+    header = {'descr': '|u1', 'fortran_order': False, 'shape': (len(source), *shape)}
+    np.lib.format.write_array_header_1_0(file, header)
     for start in range(0, len(source), _PART):
-      part = np.arange(start, min(start + _PART, len(source)))
-      images[part], _ = host.read_many(source, part, shape)
-    images.flush()
+      images, _ = host.read_many(source, np.arange(start, min(start + _PART, len(source))), shape)
+      file.write(images.tobytes())
+    file.flush()
     os.replace(file.name, path)

@@ -11,12 +11,10 @@ import numpy as np
 from hbf.data.images import codec
 from hbf.data.images.dataset import Dataset
 from hbf.data.images.sources import Target
-from hbf.data.images.targets import CLASSES
+from hbf.data.images.targets import CLASSES, MOST_CLASSES
 from hbf.data.pipeline.host import THREADS
 from hbf.data.registry import DataRequest
 from hbf.errors import UserError
-
-_MOST_CLASSES = 1_000_000  # a larger label is a mistake, and the names of so many classes would fill the memory
 
 
 class EncodedSource(abc.ABC):
@@ -152,7 +150,7 @@ def _number_classes(
     classes = tuple(sorted({label for label in train if type(label) is str}))
   else:
     largest = max((label for label in train if type(label) is int), default=0)
-    classes = tuple(map(str, range(min(max(largest, 0), _MOST_CLASSES) + 1) if names is None else names))
+    classes = tuple(map(str, range(min(max(largest, 0), MOST_CLASSES) + 1) if names is None else names))
   number = {name if kind is str else at: at for at, name in enumerate(classes)}
   for split, labels in stored.items():
     for index, label in enumerate(labels):

@@ -1,5 +1,6 @@
 """Readers of data sets that TFDS has prepared as ArrayRecord files. They do not use TensorFlow."""
 
+import contextlib
 import io
 import itertools
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from etils import epath
 from tensorflow_datasets.proto import tf_example_pb2
 
 from hbf.data.images import codec
-from hbf.errors import UserError
+from hbf.errors import UserError, first_line
 
 _PART = 1024  # largest number of records in memory while labels are read
 
@@ -19,48 +20,66 @@ _PART = 1024  # largest number of records in memory while labels are read
 class TfdsSource:
   """A `Source` of one split of a prepared TFDS data set."""
 
-  def __init__(self, records: Any, channels: int, size: int | None):
+  def __init__(self, records: Any, channels: int, size: int | None, folder: str):
     """Make the source.
 
     Args:
       records: a TFDS data source of serialized tf.train.Examples with two features: `image`, and the class `label`.
       channels: number of channels of the images, 1 or 3.
       size: height and width in pixels that images are resized to. None keeps the stored size.
+      folder: the folder of the data set, for messages.
     """
     self._records = records
     self._channels = channels
     self._size = size
+    self._folder = folder
 
   def __len__(self) -> int:
     return len(self._records)
 
   def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-    return self._parse(self._records[int(index)])
+    with _naming_damage(self._folder):
+      return self._parse(self._records[int(index)])
 
   def read(self, indices: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
     """Yield image and class of the examples `indices`, int [n]; see `hbf.data.images.sources.Batched`."""
-    yield from map(self._parse, self._records.__getitems__(indices.tolist()))
+    with _naming_damage(self._folder):
+      yield from map(self._parse, self._records.__getitems__(indices.tolist()))
 
   def read_labels(self) -> np.ndarray:
     """Return the class of every example, int [n]. This method reads all records but decodes no image."""
     parts = (range(i, min(i + _PART, len(self))) for i in range(0, len(self), _PART))
     records = itertools.chain.from_iterable(self._records.__getitems__([*part]) for part in parts)
-    return np.fromiter((_fields(record)[1] for record in records), np.int64, len(self))
+    with _naming_damage(self._folder):
+      return np.fromiter((_fields(record)[1] for record in records), np.int64, len(self))
 
   def fingerprint_parts(self, sample: np.ndarray) -> Iterator[bytes]:
     """Yield bytes for the fingerprint of the data; see `hbf.data.images.sources.Stored`.
 
     They are the class and the stored image of each example whose index is in `sample`, int [n].
     """
-    for record in self._records.__getitems__(sample.tolist()):
-      encoded, label = _fields(record)
-      yield str(label).encode()
-      yield codec.content(encoded, self._channels)
+    with _naming_damage(self._folder):
+      for record in self._records.__getitems__(sample.tolist()):
+        encoded, label = _fields(record)
+        yield str(label).encode()
+        yield codec.content(encoded, self._channels)
 
   def _parse(self, record: bytes) -> tuple[np.ndarray, int]:
     encoded, label = _fields(record)
     image = codec.decode(io.BytesIO(encoded), channels=self._channels, size=self._size, formats=codec.TFDS_FORMATS)
     return image, label
+
+
+@contextlib.contextmanager
+def _naming_damage(folder: str) -> Iterator[None]:
+  """Turn an error of the readers of records, messages and images inside the context into a `UserError`."""
+  try:
+    yield
+  except Exception as error:  # the readers raise errors of several types, and the codec raises UserError
+    raise UserError(
+      f'{folder} is damaged ({first_line(error)}); expected the records that TFDS wrote: remove it, and prepare it '
+      'again'
+    ) from error
 
 
 def _fields(record: bytes) -> tuple[bytes, int]:
@@ -148,8 +167,9 @@ def read_texts(builder: tfds.core.DatasetBuilder, split: str) -> Iterator[bytes]
   Raises:
     UserError: the split does not exist.
   """
-  for record in _records(builder, split):
-    yield tf_example_pb2.Example.FromString(record).features.feature['text'].bytes_list.value[0]
+  with _naming_damage(str(builder.data_path)):
+    for record in _records(builder, split):
+      yield tf_example_pb2.Example.FromString(record).features.feature['text'].bytes_list.value[0]
 
 
 def _require_array_record(builder: tfds.core.DatasetBuilder, folder: epath.Path) -> None:
@@ -194,7 +214,9 @@ def open_split(builder: tfds.core.DatasetBuilder, split: str, size: int | None) 
   Raises:
     UserError: the split does not exist, or its examples have no labels.
   """
-  source = TfdsSource(_records(builder, split), builder.info.features['image'].shape[-1], size)
+  source = TfdsSource(
+    _records(builder, split), builder.info.features['image'].shape[-1], size, str(builder.data_path)
+  )
   if len(source) and source[0][1] < 0:  # TFDS stores −1 if labels are not public.
     raise UserError(
       f'the split {split!r} of {builder.data_path} has no labels; expected a split with labels: set data.test_split '

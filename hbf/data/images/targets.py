@@ -13,6 +13,7 @@ In an image folder, each split has a file labels.csv or targets.csv, which lists
 value for all images. The first row names the columns.
 """
 
+import collections
 import csv
 import os
 from pathlib import Path
@@ -25,6 +26,7 @@ CLASSES, LABELS, VALUES = 'classes', 'labels', 'values'
 CSV = {LABELS: 'labels.csv', VALUES: 'targets.csv'}
 TASK = {CLASSES: 'classification', LABELS: 'multi_label', VALUES: 'regression'}  # the task for each kind
 FILE = 'file'
+MOST_CLASSES = 1_000_000  # a larger label is a mistake, and the names of so many classes would fill the memory
 LOST = 1e-3  # largest rounding error of a value in float32, divided by the standard deviation of its column
 
 
@@ -98,8 +100,14 @@ def read_csv(split: Path, kind: str) -> tuple[tuple[str, ...], tuple[str, ...], 
   vectors = np.array([_numbers(f'line {number} of {path}', row, len(header)) for number, row in lines[1:]])
   files = tuple(_inside(path, row[0].strip()) for _, row in lines[1:])
   if len(set(files)) != len(files):
-    twice = next(file for number, file in enumerate(files) if file in files[:number])
+    twice = collections.Counter(files).most_common(1)[0][0]
     raise UserError(f'{path} lists {twice} twice; expected each image once: remove a line')
+  wrong = ~np.isin(vectors, (0, 1)) if kind == LABELS else ~np.isfinite(vectors)
+  if wrong.any():
+    row, column = np.argwhere(wrong)[0]
+    number, cells = lines[1 + row]
+    expected = '0 or 1 for every label' if kind == LABELS else 'finite numbers'
+    raise UserError(f'line {number} of {path} has {cells[1 + column]}: expected {expected}; mend the line')
   return tuple(header[1:]), files, (check_labels if kind == LABELS else to_values)(str(path), vectors)
 
 

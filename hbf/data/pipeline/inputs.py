@@ -27,7 +27,7 @@ from hbf.data.images.sources import Source
 from hbf.data.pipeline import host
 from hbf.data.pipeline.host import HostBatch
 from hbf.data.pipeline.order import evenly_spaced
-from hbf.data.pipeline.workers import read_in_processes, read_in_threads
+from hbf.data.pipeline.workers import check_sendable, read_in_processes, read_in_threads
 from hbf.errors import choose
 
 Batch = dict[str, jax.Array]
@@ -185,9 +185,11 @@ class StreamInput(ImageInput):
       workers: number of processes that read. 0 reads in threads of this process.
 
     Raises:
-      UserError: the source is empty, or an example can't be read.
+      UserError: the source is empty, an example can't be read, or `workers` cannot be sent the source.
     """
     super().__init__(sharding)
+    if workers:
+      check_sendable(source)
     self.resident = None
     self._source = source
     self._workers = workers

@@ -11,15 +11,33 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent import futures
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
 
 import grain
 import jax
 import numpy as np
 
 from hbf.data.pipeline.host import BatchSequence, HostBatch
-from hbf.errors import UserError
+from hbf.errors import UserError, first_line
 
 _AHEAD = 4  # number of batches that each reader prepares in advance. More would only take memory.
+
+
+def check_sendable(source: Any) -> None:
+  """Check that a source of examples can be sent to reading processes.
+
+  Raises:
+    UserError: it cannot be pickled.
+  """
+  try:
+    with open(os.devnull, 'wb') as nowhere:
+      ForkingPickler(nowhere).dump(source)
+  except Exception as error:  # pickle raises errors of several types
+    raise UserError(
+      f'a source of type {type(source).__name__} cannot be sent to the processes that read ({first_line(error)}): '
+      'make its class importable, and open files in __getitem__; or set data.workers to 0'
+    ) from error
 
 
 def read_in_threads(batches: BatchSequence, first: int = 0, step: int = 1) -> Iterator[HostBatch]:
@@ -106,12 +124,12 @@ def _cause(exitcode: int | None) -> str:
 def _serve(pipe: Connection, batches: BatchSequence, first: int, step: int) -> None:
   """Read batches and send them through a pipe. This is the main function of a reading process.
 
-  The process uses no accelerator, ignores SIGINT and SIGTERM, and ends with its parent.
+  The process uses no accelerator, ignores SIGINT, SIGTERM and SIGHUP, and ends with its parent.
   """
   jax.config.update('jax_platforms', 'cpu')
   # A signal to the whole group is meant for the parent. The parent saves a checkpoint and then ends its readers.
-  signal.signal(signal.SIGINT, signal.SIG_IGN)
-  signal.signal(signal.SIGTERM, signal.SIG_IGN)
+  for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(kind, signal.SIG_IGN)
   threading.Thread(target=_exit_with_parent, daemon=True).start()
   try:
     for batch in read_in_threads(batches, first, step):

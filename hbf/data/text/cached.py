@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hbf.arguments import home_path
 from hbf.data.images.archives import temporary
 from hbf.data.text.tokenizers import Tokenizer, read_tokenizer, split_text
 from hbf.errors import UserError
@@ -46,7 +47,7 @@ def through_cache(
   digest = hashlib.sha256(json.dumps(options).encode())
   for split, text in sorted(text_by_split.items()):
     digest.update(f' {split} {len(text)} '.encode() + hashlib.sha256(text).digest())
-  folder = pathlib.Path(directory).expanduser() / f'tokens-{digest.hexdigest()[:32]}'
+  folder = pathlib.Path(home_path(directory)) / f'tokens-{digest.hexdigest()[:32]}'
   try:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / 'tokens.json').exists():

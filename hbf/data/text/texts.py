@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hbf.arguments import home_path
 from hbf.data import registry
 from hbf.data.datasets import refuse_test_on_train
 from hbf.data.images import prepare, prepared
@@ -119,7 +120,8 @@ def _as_texts(opened: Any, name: str) -> dict[str, bytes]:
     UserError: the function returned something else.
   """
   parts = _split(_encoded(opened)) if isinstance(opened, str | bytes) else opened
-  if not isinstance(parts, Mapping) or {*parts} != {'train', 'test'}:
+  is_pair = isinstance(parts, Mapping) and {*parts} == {'train', 'test'}
+  if not is_pair or not all(isinstance(part, str | bytes) for part in parts.values()):
     raise UserError(
       f'the data set {name} is of type {type(opened).__name__}; expected a text, or a dict of the texts train and '
       'test: return it from the registered function'
@@ -128,7 +130,10 @@ def _as_texts(opened: Any, name: str) -> dict[str, bytes]:
 
 
 def _encoded(text: str | bytes) -> bytes:
-  return text.encode() if isinstance(text, str) else text
+  try:
+    return text.encode() if isinstance(text, str) else text
+  except UnicodeEncodeError as error:
+    raise UserError(f'the text of a registered function is not Unicode ({error}): return its bytes instead') from None
 
 
 def _open_python_help(request: DataRequest) -> str:
@@ -140,7 +145,7 @@ def _open_python_help(request: DataRequest) -> str:
 def _open_files(request: DataRequest) -> bytes:
   """Return the text in the file or folder `data.root`."""
   root = request.root
-  path = pathlib.Path(root).expanduser()
+  path = pathlib.Path(home_path(root))
   if not root or not path.exists():
     problem = f'{root} is not there' if root else 'data.root names no text'
     raise UserError(
