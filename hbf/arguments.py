@@ -7,6 +7,7 @@ other modules import.
 import argparse
 import os
 import pathlib
+import re
 from typing import Any, NoReturn
 
 from hbf.errors import UserError
@@ -22,6 +23,11 @@ def expand(path: str) -> str:
   """
   path = home_path(path)
   return os.path.abspath(path) if path and pathlib.PurePath(path).name in ('', '..') else path
+
+
+def is_url(path: str) -> bool:
+  """Return True for an address such as s3://bucket/folder."""
+  return re.match(r'[A-Za-z][\w+.-]+://', path) is not None
 
 
 def home_path(path: str | os.PathLike[str]) -> str:

@@ -71,7 +71,8 @@ def in_one_line(main: Callable[..., int]) -> Callable[..., int]:
       try:
         return main(*args, **kwargs)
       finally:
-        sys.stdout.flush()
+        if sys.stdout:  # None if the process was started with a closed output
+          sys.stdout.flush()
     except BrokenPipeError:
       if not _reader_is_gone():
         raise

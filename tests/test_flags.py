@@ -126,3 +126,18 @@ def test_a_flag_that_does_nothing_without_another_is_refused(given, refused):
   values(['compare', *given])
   with pytest.raises(UserError, match=f'--{refused} needs --tune') if refused else contextlib.nullcontext():
     cli.refuse_idle((prune, tune), (space, tune))
+
+
+def test_a_command_may_have_no_output(monkeypatch):
+  """Python sets sys.stdout to None if a process is started with a closed output."""
+  monkeypatch.setattr('sys.stdout', None)
+  assert in_one_line(lambda: 0)() == 0
+
+
+def test_a_path_to_write_can_be_local_only():
+  values = flags.FlagValues()
+  holder = cli.define_path('text', 'Folder.', local=True, flag_values=values)
+  with pytest.raises(flags.IllegalFlagValueError, match='s3://bucket/x is a URL, but a local path is needed here'):
+    values(['compile', '--text=s3://bucket/x'])
+  values(['compile', '--text=runs/x'])
+  assert holder.value == 'runs/x'

@@ -10,7 +10,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict
 from ml_collections.config_flags.config_flags import is_config_flag
 
-from hbf.arguments import expand
+from hbf.arguments import expand, is_url
 from hbf.config import command_line
 from hbf.errors import Notice, UserError, fail, in_one_line
 
@@ -34,24 +34,33 @@ def define_workdir(required: bool = True) -> flags.FlagHolder[str]:
 
 
 class _PathParser(flags.ArgumentParser):
-  """The parser of a path (`hbf.arguments.expand`)."""
+  """The parser of a path (`hbf.arguments.expand`). If `local` is True, it refuses an address on a bucket."""
+
+  def __init__(self, local: bool = False):
+    super().__init__()
+    self._local = local
 
   def parse(self, argument: str) -> str:
+    if self._local and is_url(argument):
+      raise UserError(f'{argument} is a URL, but a local path is needed here')
     return expand(argument)
 
 
-def define_path(name: str, about: str, required: bool = False, **options: Any) -> flags.FlagHolder[str]:
+def define_path(
+  name: str, about: str, required: bool = False, local: bool = False, **options: Any
+) -> flags.FlagHolder[str]:
   """Define a flag whose value is a path, or an address on a bucket. `~` stands for the home folder.
 
   Args:
     name: the name of the flag.
     about: its help.
     required: True if the flag must be given. If it is not given, its value is ''.
+    local: True to refuse an address on a bucket.
     **options: other arguments of `absl.flags.DEFINE`.
   """
   default = None if required else ''
   serializer: flags.ArgumentSerializer[str] = flags.ArgumentSerializer()
-  return flags.DEFINE(_PathParser(), name, default, about, serializer=serializer, required=required, **options)
+  return flags.DEFINE(_PathParser(local), name, default, about, serializer=serializer, required=required, **options)
 
 
 def define_checkpoint(verb: str) -> tuple[flags.FlagHolder[str], flags.FlagHolder[bool]]:

@@ -118,17 +118,12 @@ def comparison_of_flags() -> 'Comparison':
   """Return the comparison that the flags describe.
 
   Raises:
-    UserError: the preset is unknown, or --seeds is not a list of seeds. Or --config.train.epochs is given, although
-      --operations gives the number of operations of each run.
+    UserError: the preset is unknown, or --seeds is not a list of seeds.
   """
   from hbf.comparison import tune
   from hbf.comparison.grid import Comparison, parse_seeds, with_arms
   from hbf.comparison.presets import PRESETS
 
-  if OPERATIONS.value not in ('', 'match', 'none'):
-    for override in OVERRIDES:
-      if override.startswith('--config.train.epochs='):
-        raise UserError(f'--operations={OPERATIONS.value} and {override} both set the length: give one of them')
   preset = choose('preset', PRESET.value, PRESETS) if PRESET.value else Comparison()
   comparison = dataclasses.replace(
     with_arms(preset, ARMS.value),

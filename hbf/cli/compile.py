@@ -21,7 +21,7 @@ LARGEST = flags.DEFINE_boolean(
   'largest_batch', False, 'Find the largest train.batch_size that fits, with an error of up to 3%.'
 )
 JSON = flags.DEFINE_boolean('json', False, 'Print one JSON object on stdout.')
-TEXT = cli.define_path('text', "Folder for the compiled programs' text.")
+TEXT = cli.define_path('text', "Folder for the compiled programs' text.", local=True)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -19,7 +19,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
   parser.add_path('file', metavar='FILE', help='file of weights: .pth, .pt, .safetensors or .npz')
   parser.add_run('folder of the run: a new one to make, or with --export the one to read')
   parser.add_argument('--config', default='cifar10', help='name of the data set, or a file; default: %(default)s')
-  parser.add_argument('--heads', type=int, help="number of heads of the authors' ViT; default: 4")
+  parser.add_argument(
+    '--heads', type=int, help='heads of a ViT; default: width/d if its matrix M is d×d, and 4 if d is 192'
+  )
   parser.add_argument('--export', action='store_true', help="write the workdir's network to FILE")
   parser.add_argument(
     '--average', action='store_true', help='with --export: write the moving average of the parameters'

@@ -21,7 +21,7 @@ COPIES = flags.DEFINE_string(
   'copies', '', 'none, mirror or mirror_shift: also report scores of outputs averaged over copies of each image.'
 )
 JSON = flags.DEFINE_boolean('json', False, 'Print one JSON object on stdout, everything else on stderr.')
-OUTPUT = cli.define_path('output', 'Folder of eval-<split>-<step>.json; default: that of the run.')
+OUTPUT = cli.define_path('output', 'Folder of eval-<split>-<step>.json; default: that of the run.', local=True)
 MOVED = cli.define_moved()
 
 
@@ -69,7 +69,8 @@ def main(argv: Sequence[str]) -> int:
     for part in ('label', 'target'):
       if f'per_{part}' in evaluation.result:
         print_parts(evaluation.result[f'per_{part}'], part, console)
-  sys.stdout.flush()
+  if sys.stdout:
+    sys.stdout.flush()
   evaluation.save(pathlib.Path(OUTPUT.value) if OUTPUT.value else workdir)
   return 0
 

@@ -11,7 +11,7 @@ from absl import flags
 from hbf import cli
 
 WORKDIR = cli.define_workdir()
-OUTPUT = cli.define_path('output', 'Folder to write: a new one, or an empty one.', required=True)
+OUTPUT = cli.define_path('output', 'Folder to write: a new one, or an empty one.', required=True, local=True)
 CHECKPOINT, AVERAGE = cli.define_checkpoint('Export')
 
 EDITS = flags.DEFINE_boolean('edits', False, "Apply the run's edits (hbf edit).")

@@ -15,7 +15,7 @@ from hbf.errors import UserError
 
 WORKDIR = cli.define_workdir(required=False)
 MODEL = cli.define_path('model', 'Folder of an exported model, instead of a run.')
-EXPORT = cli.define_path('export', "Folder to which the run's model is exported, for use elsewhere.")
+EXPORT = cli.define_path('export', "Folder to which the run's model is exported, for use elsewhere.", local=True)
 TOP = flags.DEFINE_integer(
   'top', 3, 'The largest number of classes to name for an image. Labels and values are all named.', lower_bound=1
 )
@@ -24,7 +24,9 @@ EDITS = flags.DEFINE_boolean('edits', False, "Apply the run's edits (hbf edit)."
 LEARNED = flags.DEFINE_boolean(
   'learned', True, "Also answer with the run's learned classes (hbf learn), if it has any."
 )
-PAGE = cli.define_path('page', 'File for a page with the reasons for each answer, and similar training patches.')
+PAGE = cli.define_path(
+  'page', 'File for a page with the reasons for each answer, and similar training patches.', local=True
+)
 MOVED = cli.define_moved('For --page: ')
 JSON = flags.DEFINE_boolean(
   'json', False, 'Print a JSON list of {image, classes} (or labels, or values) or {image, error}, nothing else.'

@@ -4,6 +4,7 @@ hbf serve --workdir=runs/flowers --port=8000
 """
 
 import importlib.util
+import math
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -45,6 +46,9 @@ def main(argv: Sequence[str]) -> int:
     raise UserError('--checkpoint, --average, --edits and --patches need the --workdir of a run, not --model')
   if PATCHES.value and EDITS.value:
     raise UserError('--patches explains the network without edits: leave out --edits or --patches')
+  for flag in (TIMEOUT, DEADLINE):
+    if not math.isfinite(flag.value):
+      raise UserError(f'--{flag.name} is {flag.value}: expected a finite number')
   for package in ('starlette', 'uvicorn'):
     if importlib.util.find_spec(package) is None:
       raise UserError(f"hbf serve needs the package {package}: install it by pip install 'hbf[serve]'")

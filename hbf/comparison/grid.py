@@ -188,6 +188,12 @@ def make_grid(request: Comparison, before: Grid = Grid()) -> Grid:
   if not request.configs or not request.arms or not request.seeds:
     raise UserError('a comparison needs at least one config, one arm and one seed')
   _refuse_duplicates('seed', request.seeds)
+  epochs = [override for override in request.overrides if override.startswith('--config.train.epochs=')]
+  if epochs and request.operations not in ('', 'match'):
+    raise UserError(
+      f'each arm gets {request.operations} training operations, and {epochs[-1]} sets another length: leave it out, '
+      'or add --operations=none'
+    )
   result: list[Arm] = []
   for config in request.configs:
     group = pathlib.Path(config.partition(':')[0]).stem

@@ -51,8 +51,13 @@ def describe_programs(
     The report, ready for JSON. `docs/how-to/plan-hardware.md` explains it.
 
   Raises:
-    UserError: the config is wrong, or the compiler is missing.
+    UserError: the config is wrong, the compiler is missing, or `text` cannot be a folder.
   """
+  if text is not None:
+    try:
+      text.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+      raise UserError(f'{text} cannot be a folder ({error.strerror}): choose another --text') from None
   # A Pallas kernel contains the paths of its source. Without them, the program is the same in every folder.
   jax.config.update('jax_hlo_source_file_canonicalization_regex', '.*')
   devices = topology.compile_devices()
@@ -128,7 +133,6 @@ def _facts(
     return seconds | {'needed_bytes': needed}
   hlo = compiled.as_text()
   if text is not None:
-    text.mkdir(parents=True, exist_ok=True)
     (text / f'{topology.name}-{program.name.replace(" ", "-")}.txt').write_text(hlo)
   memory, counted = compiled.memory_analysis(), compiled.cost_analysis() or {}
   traffic = count_traffic(hlo, [device.process_index for device in mesh.devices.flat])
@@ -203,9 +207,12 @@ def check_fit(report: dict[str, Any], config: ConfigDict, topology: Topology) ->
   """Raise UserError if a program does not fit into memory. The message has the largest batch size that fits."""
   for row in report['programs']:
     if not row['fits']:
-      most = report.get('largest_batch') or find_largest_batch(config, topology)
       over = (row['peak_bytes'] - report['memory_bytes']) / GIB
-      hint = f'the largest train.batch_size that fits is about {most}' if most else 'no train.batch_size fits'
+      if row is not report['programs'][0]:
+        hint = 'set evaluate.batch_size to less'
+      else:
+        most = report['largest_batch'] if 'largest_batch' in report else find_largest_batch(config, topology)
+        hint = f'the largest train.batch_size that fits is about {most}' if most else 'no train.batch_size fits'
       raise UserError(
         f'the {row["name"]} does not fit {topology.name}: it needs {row["peak_bytes"] / GIB:.2f} GiB a device, '
         f'{over:.2f} GiB too much; {hint}'
@@ -238,5 +245,7 @@ def markdown(report: dict[str, Any]) -> str:
     add(f'{reason}, ms (estimate)', lambda row, reason=reason: f'{1e3 * row["bound_seconds"][reason]:.2f}')
   add('limit', lambda row: row['limit'])
   add(f'{units}/s (estimate)', lambda row: f'{row[f"{units}_per_second"]:,.0f}')
+  if 'largest_batch' in report:
+    lines.append(('largest train.batch_size', f'{report["largest_batch"] or "none"}', *('' for _ in programs[1:])))
   lines.append(('compiled in, s', *(f'{row["compile_seconds"]:.0f}' for row in programs)))
   return table(('a device', *(row['name'] for row in programs)), lines)

@@ -1,6 +1,8 @@
 """Files of tensors by name: .pth and .pt (PyTorch), .npz (NumPy), .safetensors. Code in a file is never run."""
 
+import os
 import pathlib
+import uuid
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -41,11 +43,15 @@ def write(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
     UserError: the ending is unknown, or the file cannot be written.
   """
   writer = choose('ending of a file of tensors', path.suffix, WRITERS)
+  draft = path.with_name(f'{path.stem}.{uuid.uuid4().hex[:8]}.tmp{path.suffix}')  # an older file stays if this fails
   try:
     # safetensors and .pth copy the memory of an array, so it has to be in row-major order.
-    writer(path, {name: np.asarray(tensor, np.float32, order='C') for name, tensor in tensors.items()})
-  except OSError as error:
+    writer(draft, {name: np.asarray(tensor, np.float32, order='C') for name, tensor in tensors.items()})
+    os.replace(draft, path)
+  except (OSError, safetensors.SafetensorError) as error:
     raise UserError(f'{path} cannot be written: {error}') from error
+  finally:
+    draft.unlink(missing_ok=True)
 
 
 def load_npz(path: pathlib.Path) -> dict[str, np.ndarray]:

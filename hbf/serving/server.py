@@ -84,7 +84,7 @@ def listen(host: str, port: int) -> socket.socket:
   try:
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     return socket.create_server((host, port), family=family, backlog=MOST_CONNECTIONS)
-  except (OSError, OverflowError) as error:
+  except (OSError, OverflowError, UnicodeError) as error:
     raise UserError(f'{host}:{port} can not be used ({error}): choose another --host or --port') from error
 
 

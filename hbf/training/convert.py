@@ -65,6 +65,11 @@ def of_authors(path: pathlib.Path, workdir: pathlib.Path, config: ConfigDict, he
     UserError: the file or the run folder can't be used, or the data set does not fit the network.
   """
   network = read_file(path, functools.partial(authors.read, heads=heads))
+  if config.task != 'classification':
+    raise UserError(
+      f'{config.data.name} is for task {config.task}, and {path} has a classifier: give a data set of images with '
+      'classes by --config'
+    )
   config = ConfigDict(config)
   config.model, config.recipe, config.init_from = ConfigDict(network.config), 'authors', ''
   if not config.data.mean and network.channels == 3:

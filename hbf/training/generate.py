@@ -6,10 +6,12 @@ from typing import Any
 
 import flax.linen as nn
 
+from hbf.config.defaults import LARGEST_SEED
 from hbf.data.text.tokenizers import Tokenizer
 from hbf.errors import UserError
 from hbf.models.generation import Sampling, generate_on
 from hbf.models.language import LanguageModel
+from hbf.options import whole
 from hbf.training.restore import restore, stored_texts, with_edits
 from hbf.training.workdir import load_config
 
@@ -80,6 +82,7 @@ def continue_texts(
     The continuation of each prompt, without the prompt.
   """
   assert isinstance(model, LanguageModel)
+  whole(0, LARGEST_SEED).check('seed', seed)
   tokens = [tokenizer.encode_text(prompt).tolist() for prompt in prompts]
   end = _token(tokenizer, stop) if stop else None
   written = generate_on(model, {'params': params}, tokens, count, sampling, seed, end)

@@ -28,7 +28,7 @@ from hbf.training.checkpoints import Checkpoints
 from hbf.training.machine import cache_folder
 from hbf.training.restore import restore, stored_data
 from hbf.training.schema import GONE, RENAMED, renamed
-from hbf.training.workdir import damaged, read_json, read_result
+from hbf.training.workdir import check_place, damaged, read_json, read_result
 
 MODELS = pathlib.Path(__file__).parents[1] / 'pretrained'
 WEIGHTS, CARD, DESCRIPTION = 'model.safetensors', 'README.md', ('config.json', 'data.json', 'result.json')
@@ -90,6 +90,8 @@ def unpack(name: str, workdir: pathlib.Path | None = None) -> pathlib.Path:
   Raises:
     UserError: there is no such model. Or the folder is neither empty nor a folder of this model, or can't be written.
   """
+  if workdir is not None:
+    check_place(workdir)
   source, folder = folder_of(name), (default_workdir(name) if workdir is None else workdir).absolute()
   if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
     if folder.is_dir() and _same(folder / 'result.json', source / 'result.json'):

@@ -77,7 +77,8 @@ def start(coordinator: str = '', processes: int | None = None, process: int | No
         '--processes and --process, or --processes=1 to run this one alone'
       ) from error
   # Gloo reports its connections on stdout, which belongs to the commands.
-  sys.stdout.flush()
+  if sys.stdout:
+    sys.stdout.flush()
   sys.stdout = os.fdopen(os.dup(1), 'w')
   os.dup2(2, 1)
 

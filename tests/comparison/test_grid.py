@@ -372,3 +372,13 @@ def test_configs_are_found_from_any_folder(grid_of, tmp_path, monkeypatch):
   (tmp_path / 'configs' / 'digits.py').write_text('raise ValueError("the one of this folder")')
   with pytest.raises(UserError, match='the one of this folder'):
     grid_of('vit')
+
+
+def test_epochs_are_refused_beside_a_number_of_operations():
+  request = Comparison((CONFIG,), ('vit',), (0,), ('--config.train.epochs=1.0',), operations='1e10')
+  with pytest.raises(
+    UserError, match=r'1e10 training operations, and --config\.train\.epochs=1\.0 sets another length'
+  ):
+    make_grid(request)
+  for operations in ('', 'match'):
+    assert make_grid(dataclasses.replace(request, operations=operations)).arms[0].config(0).train.epochs == 1

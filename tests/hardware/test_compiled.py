@@ -165,6 +165,32 @@ def test_what_does_not_fit_is_told_with_the_batch_that_does(config, made, monkey
     check_fit(made | {'programs': too_large, 'memory_bytes': 2**30}, config, dataclasses.replace(TOPOLOGY, chip=chip))
 
 
+def test_an_evaluation_step_that_does_not_fit_is_told_with_its_own_key(config, made, monkeypatch):
+  monkeypatch.setattr(report, 'find_largest_batch', None)  # it would have nothing to do with this step
+  train, evaluation = made['programs']
+  too_large = evaluation | {'fits': False, 'peak_bytes': 3 * 2**30}
+  with pytest.raises(UserError, match=r'the evaluation step does not fit .*; set evaluate\.batch_size to less$'):
+    check_fit(made | {'programs': [train, too_large], 'memory_bytes': 2**30}, config, TOPOLOGY)
+
+
+def test_the_largest_batch_is_shown_and_not_sought_again(config, made, monkeypatch):
+  assert 'largest train.batch_size' not in markdown(made)
+  assert re.search(r'\| largest train\.batch_size +\| 96 ', markdown(made | {'largest_batch': 96}))
+  none = made | {'largest_batch': None}
+  assert re.search(r'\| largest train\.batch_size +\| none ', markdown(none))
+  monkeypatch.setattr(report, 'find_largest_batch', None)
+  too_large = [made['programs'][0] | {'fits': False, 'peak_bytes': 3 * 2**30}]
+  with pytest.raises(UserError, match=r'no train\.batch_size fits$'):
+    check_fit(none | {'programs': too_large, 'memory_bytes': 2**30}, config, TOPOLOGY)
+
+
+def test_a_folder_for_texts_is_made_before_anything_is_compiled(config, tmp_path, here, monkeypatch):
+  (tmp_path / 'file').touch()
+  monkeypatch.setattr(report, 'trace_programs', None)
+  with pytest.raises(UserError, match='file cannot be a folder'):
+    describe_programs(config, TOPOLOGY, tmp_path / 'file')
+
+
 @pytest.mark.parametrize(
   'told',
   [

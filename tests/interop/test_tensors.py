@@ -205,6 +205,27 @@ def test_unknown_endings_and_missing_files_are_user_errors(tmp_path):
     tensors.write(tmp_path / 'nowhere' / 'file.pth', {})
 
 
+@pytest.mark.parametrize('ending', tensors.WRITERS)
+def test_a_file_that_cannot_be_written_stays_as_it_was(tmp_path, monkeypatch, ending):
+  with pytest.raises(UserError, match='cannot be written'):
+    tensors.write(tmp_path / 'nowhere' / f'file{ending}', {'a': np.ones(3)})
+  path = tmp_path / f'file{ending}'
+  path.write_bytes(b'before')
+  real_writer = tensors.WRITERS[ending]
+
+  def write(draft, arrays):
+    real_writer(draft, arrays)
+    raise OSError('no space left')
+
+  monkeypatch.setitem(tensors.WRITERS, ending, write)
+  with pytest.raises(UserError, match=f'file{ending} cannot be written: no space left'):
+    tensors.write(path, {'a': np.ones(3)})
+  assert path.read_bytes() == b'before' and [*tmp_path.iterdir()] == [path]
+  monkeypatch.undo()
+  tensors.write(path, {'a': np.ones(3)})
+  np.testing.assert_array_equal(tensors.read(path)['a'], np.ones(3))
+
+
 def test_a_file_of_another_byte_order_is_refused(tmp_path):
   path = tmp_path / 'file.pth'
   pth.write(path, {})

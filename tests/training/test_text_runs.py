@@ -158,6 +158,11 @@ def test_what_can_not_be_written_is_said(finished, prompt, stop, said):
     write_texts(finished[0], [prompt], 5, Sampling(), stop=stop)
 
 
+def test_a_seed_of_draws_has_32_bits(finished):
+  with pytest.raises(UserError, match='seed is 4294967296: expected a whole number from 0 to 4294967295'):
+    write_texts(finished[0], ['the'], 5, Sampling(), seed=2**32)
+
+
 @pytest.mark.slow
 def test_a_prompt_that_is_not_utf8_is_continued_by_a_model_of_bytes(make, tmp_path):
   train(make(**{'data.tokenizer': 'bytes', 'train.epochs': 0.02}), tmp_path / 'run', QUIET, ONE)
