@@ -86,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
     from hbf.analysis.report.prediction_page import write_page
 
     read = [answer.image for answer in answers if not answer.error]
-    write_page(workdir, CHECKPOINT.value, AVERAGE.value, read, PAGE.value, **MOVED())
+    write_page(workdir, str(model.about['step']), AVERAGE.value, read, PAGE.value, **MOVED())
   return 1 if wrong else 0
 
 

@@ -58,22 +58,28 @@ def main(argv: Sequence[str]) -> int:
 
   keep_compiled_programs()
   bound = server.listen(HOST.value, PORT.value)
-  classifier, about = _classifier()
+  classifier, about, workdir = _classifier()
   batcher = Batcher(classifier.logits, classifier.image_shape, BATCH.value, DEADLINE.value / 1000, QUEUE.value)
   batcher.compile()
   limits = application.Limits(LIMIT_BYTES.value, TIMEOUT.value)
-  service = application.Service(classifier, about, batcher, limits, _explain() if PATCHES.value else None)
+  service = application.Service(
+    classifier, about, batcher, limits, _explain(workdir, about['step']) if PATCHES.value else None
+  )
   server.run(service.application(), bound, TIMEOUT.value)
   return 0
 
 
-def _classifier() -> tuple[Any, dict[str, Any]]:
-  """Return the classifier, and the facts that the server shows: data set, step and number of classes."""
+def _classifier() -> tuple[Any, dict[str, Any], pathlib.Path | None]:
+  """Return the classifier, and the facts that the server shows: data set, step and number of classes.
+
+  The third value is the local folder of the run. None for an exported model.
+  """
   from hbf.training import export, predict
   from hbf.training.edits_file import warn_of_edits
   from hbf.training.learned import warn_of_learned
   from hbf.training.mirror import local_copy
 
+  workdir = None
   if MODEL.value:
     folder = pathlib.Path(MODEL.value)
     classifier, about = predict.of_export(folder), export.read_about(folder)
@@ -87,15 +93,19 @@ def _classifier() -> tuple[Any, dict[str, Any]]:
     raise UserError(
       f'the model has task {about["task"]}, and hbf serve answers classes: use hbf predict, or give a classifier'
     )
-  return classifier, {'dataset': about['dataset'], 'step': about['step'], 'classes': len(about['classes'])}
+  shown = {'dataset': about['dataset'], 'step': about['step'], 'classes': len(about['classes'])}
+  return classifier, shown, workdir
 
 
-def _explain() -> Any:
-  """Return a function that explains an answer by training patches; see `hbf.serving.patches.nearest_patches`."""
+def _explain(workdir: pathlib.Path | None, step: int) -> Any:
+  """Return a function that explains an answer by training patches; see `hbf.serving.patches.nearest_patches`.
+
+  A run that goes on may have a newer checkpoint by now. The answers are those of the checkpoint of `step`.
+  """
   from hbf.serving.patches import nearest_patches
-  from hbf.training.mirror import local_copy
 
-  return nearest_patches(local_copy(WORKDIR.value), CHECKPOINT.value, AVERAGE.value, **MOVED())
+  assert workdir is not None  # --patches needs --workdir
+  return nearest_patches(workdir, str(step), AVERAGE.value, **MOVED())
 
 
 if __name__ == '__main__':

@@ -168,7 +168,8 @@ class Mirror:
         f'{self._bucket.address} holds no run any more, but {self._home} has a copy of one: remove this folder to '
         'begin anew, or restore the objects'
       )
-    if stored is None or known is None or known['files'] != stored or not _has(self._folder, stored):
+    states = [known['files'], known.get('next')] if known else []
+    if stored is None or stored not in states or not _has(self._folder, stored):
       (self._home / 'manifest.json').unlink(missing_ok=True)
       try:
         _download(self._bucket, stored or {}, self._folder, self._home / 'downloads')
@@ -250,6 +251,9 @@ class Mirror:
     old = {_object(name, about) for name, about in self._uploaded.items()}
     new = {_object(name, about): staged[name] for name, about in files.items()}
     self._bucket.upload({key: path for key, path in new.items() if key not in old})
+    # So the local folder is known to have the next state, even if this process is killed before it writes that the
+    # bucket has it.
+    write_json(self._home / 'manifest.json', {'format': 1, 'files': self._uploaded, 'next': files})
     self._write_manifest(files)
     self._lock.check()
     self._bucket.remove(sorted(old - new.keys()))
@@ -268,8 +272,8 @@ class Mirror:
     self._lock.check()
     manifest = {'format': 1, 'files': files}
     self._bucket.write(_manifest(self._lock.term), json.dumps(manifest, indent=2).encode())
-    self._uploaded = files
     write_json(self._home / 'manifest.json', manifest)
+    self._uploaded = files
 
   def _remove_others(self) -> None:
     """Remove the locks and manifests of earlier owners, and the files that the manifest does not name."""

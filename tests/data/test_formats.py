@@ -423,6 +423,15 @@ def test_another_size_has_another_cache_and_a_damaged_file_is_named(roots, tmp_p
     opened('parquet', roots['parquet'], cache=str(tmp_path / 'file'))
 
 
+def test_files_of_a_cache_may_be_read_by_all_whom_the_umask_allows(roots, tmp_path):
+  before = os.umask(0o022)
+  try:
+    opened('parquet', roots['parquet'], cache=str(tmp_path))
+  finally:
+    os.umask(before)
+  assert {path.stat().st_mode & 0o777 for path in tmp_path.rglob('*.npy')} == {0o644}
+
+
 def test_a_full_disk_is_named_and_leaves_no_part_of_a_cache(roots, tmp_path, monkeypatch):
   real_temporary = cached.temporary
 

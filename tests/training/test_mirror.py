@@ -152,6 +152,26 @@ def test_a_run_that_was_killed_loses_nothing_in_the_same_place(monkeypatch):
     assert 'checkpoints/8/params/d/1' in contents(folder)
 
 
+def test_a_kill_after_the_manifest_loses_nothing_in_the_same_place(monkeypatch):
+  monkeypatch.setattr(mirror, 'POLL', 60.0)
+  with mirrored(ADDRESS, QUIET) as folder:
+    fill(folder, 4)
+  write = Bucket.write
+
+  def killed(bucket, name, content):
+    write(bucket, name, content)
+    if 'manifest' in name:
+      raise Killed
+
+  with pytest.raises(Killed), monkeypatch.context() as patch, mirrored(ADDRESS, QUIET) as folder:
+    fill(folder, 8)
+    patch.setattr(Bucket, 'write', killed)
+  fill(folder, 12)  # a checkpoint that was saved during the upload
+  before = contents(folder)
+  with mirrored(ADDRESS, QUIET) as folder:
+    assert contents(folder) == before
+
+
 def test_a_longer_run_loses_nothing_in_the_same_place(monkeypatch):
   with mirrored(ADDRESS, QUIET) as folder:
     fill(folder, 4)

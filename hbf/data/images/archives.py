@@ -7,8 +7,8 @@ import http.client
 import os
 import shutil
 import tarfile
-import tempfile
 import urllib.request
+import uuid
 import zipfile
 import zlib
 from collections.abc import Collection, Iterator
@@ -129,7 +129,8 @@ def download(published: Published, directory: str) -> str:
 @contextlib.contextmanager
 def temporary(directory: str) -> Iterator[IO[bytes]]:
   """Make a temporary file. At the end of the `with` statement, it is removed unless it has been renamed."""
-  with tempfile.NamedTemporaryFile(dir=directory, prefix='incomplete.', delete=False) as file:
+  # A file of `tempfile` could be read by its owner only, also after it is renamed.
+  with open(os.path.join(directory, f'incomplete.{uuid.uuid4().hex}'), 'xb') as file:
     try:
       yield file
     finally:
