@@ -156,8 +156,8 @@ def pairs(models: tuple[str, str], folders: tuple[tuple[str, str], ...]) -> str:
 
   Args:
     models: the labels of the two models.
-    folders: for each comparison, the folder of the first model's runs and that of the other's. Seeds that only one of
-      them has are left out.
+    folders: for each comparison, the folder of the first model's runs and that of the other's. Runs whose seed only
+      one of them has are left out.
   """
   header, lines = ('data', 'comparison', 'seed', *models, 'difference', '95% interval'), []
   outcomes = collections.defaultdict(list)  # of each pair of a data set, for the two models and n images, [2, n]

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from hbf.errors import UserError, choose, first_line, warn
+from hbf.errors import UserError, choose, warn
 from hbf.training.workdir import flatten, read_json, write_json
 
 PROJECT = 'hbf'  # name of the project in Weights & Biases, and of the experiment in MLflow
@@ -220,9 +220,7 @@ class Loggers:
         self._loggers[name] = LOGGERS[name](config, workdir, start)
       except Exception as error:
         self.close()
-        raise UserError(
-          f'log.to={name} cannot start ({first_line(error)}): mend this, or leave {name} out'
-        ) from error
+        raise UserError(f'log.to={name} cannot start ({_line(error)}): mend this, or leave {name} out') from error
 
   def numbers(self, step: int, values: Mapping[str, float]) -> None:
     """Send numbers to all loggers; see `Logger.numbers`."""
@@ -248,9 +246,13 @@ class Loggers:
       except Exception as error:
         del self._loggers[name]
         warn(
-          f'the logger {name} failed ({first_line(error)}), and the run goes on without it: metrics.jsonl has all '
-          'numbers'
+          f'the logger {name} failed ({_line(error)}), and the run goes on without it: metrics.jsonl has all numbers'
         )
+
+
+def _line(error: Exception) -> str:
+  """Return the message of an error in one line."""
+  return ' '.join(str(error).split()) or type(error).__name__
 
 
 def _identity(workdir: pathlib.Path, name: str, start: int, make: Callable[[], str]) -> str:

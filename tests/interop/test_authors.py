@@ -337,7 +337,7 @@ def test_mistakes_of_the_command_end_in_one_line(tmp_path, digits_config, capsys
     ([theirs, '--config=configs/cifar11.py'], 'configs/cifar11.py is not there'),
     ([theirs, '--config=configs/cifar10.py:modl=vit'], "did you mean 'model'?"),
     ([tmp_path / 'none.pth', f'--config={digits_config}'], 'none.pth is not there'),
-    ([theirs, '--config=text'], 'text is for task next_token, and'),
+    ([theirs, '--config=text'], 'is for task next_token, and'),
     ([tmp_path / 'ours.npz', '--export'], 'is not the workdir of a run'),
   ):
     assert command.main([*map(str, arguments), f'--workdir={workdir}']) == 1
