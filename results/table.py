@@ -43,6 +43,7 @@ COMPARISONS = (
   'claim-h100',
   'claim-positional',
   'claim-five',
+  'claim-seeds',
   'claim-patch2',
   'resolutions',
   'resolutions-seeds',
@@ -81,6 +82,7 @@ PAIRED = {
   ('positional', 'hyperbf'): (('claim-positional', 'claim-h100'),),
   ('positional-2-2', 'vit-swiglu'): (
     ('resolutions-seeds', 'claim-h100'),
+    ('resolutions-seeds', 'claim-seeds'),
     ('resolutions-cifar100', 'claim-cifar100'),
   ),
   ('positional-4-2', 'vit-4-2'): (

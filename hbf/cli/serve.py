@@ -4,7 +4,6 @@ hbf serve --workdir=runs/flowers --port=8000
 """
 
 import importlib.util
-import math
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -20,14 +19,18 @@ HOST = flags.DEFINE_string('host', '127.0.0.1', 'Address to listen on. 0.0.0.0: 
 PORT = flags.DEFINE_integer('port', 8000, 'Port to listen on. 0: any free port.', lower_bound=0, upper_bound=65535)
 BATCH = flags.DEFINE_integer('batch', 32, 'The largest number of images in a batch.', lower_bound=1)
 DEADLINE = flags.DEFINE_float(
-  'deadline', 5.0, 'The longest time that an image waits for others, in ms.', lower_bound=0.0
+  'deadline', 5.0, 'The longest time that an image waits for others, in ms.', lower_bound=0.0, upper_bound=6e4
 )
 QUEUE = flags.DEFINE_integer(
   'queue', 128, 'The largest number of images that the server holds at a time. It refuses more.', lower_bound=1
 )
 LIMIT_BYTES = flags.DEFINE_integer('limit_bytes', 10_000_000, 'The largest image file, in bytes.', lower_bound=1)
 TIMEOUT = flags.DEFINE_float(
-  'timeout', 10.0, 'The longest time to send an image, and to answer it, in seconds.', lower_bound=0.001
+  'timeout',
+  10.0,
+  'The longest time to send an image, and to answer it, in seconds.',
+  lower_bound=0.001,
+  upper_bound=3600.0,
 )
 CHECKPOINT, AVERAGE = cli.define_checkpoint('Use')
 EDITS = flags.DEFINE_boolean('edits', False, "Apply the run's edits (hbf edit).")
@@ -46,9 +49,6 @@ def main(argv: Sequence[str]) -> int:
     raise UserError('--checkpoint, --average, --edits and --patches need the --workdir of a run, not --model')
   if PATCHES.value and EDITS.value:
     raise UserError('--patches explains the network without edits: leave out --edits or --patches')
-  for flag in (TIMEOUT, DEADLINE):
-    if not math.isfinite(flag.value):
-      raise UserError(f'--{flag.name} is {flag.value}: expected a finite number')
   for package in ('starlette', 'uvicorn'):
     if importlib.util.find_spec(package) is None:
       raise UserError(f"hbf serve needs the package {package}: install it by pip install 'hbf[serve]'")
