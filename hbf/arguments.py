@@ -26,8 +26,8 @@ def expand(path: str) -> str:
 
 
 def is_url(path: str) -> bool:
-  """Return True for an address such as s3://bucket/folder."""
-  return re.match(r'[A-Za-z][\w+.-]+://', path) is not None
+  """Return True for an address such as s3://bucket/folder. As a `pathlib` path, it has only one of the slashes."""
+  return re.match(r'[A-Za-z][\w+.-]+:/', path) is not None
 
 
 def home_path(path: str | os.PathLike[str]) -> str:

@@ -55,36 +55,34 @@ def main(argv: Sequence[str]) -> int:
   from hbf.serving import application, server
   from hbf.serving.batcher import Batcher
   from hbf.training.machine import keep_compiled_programs
+  from hbf.training.mirror import local_copy
 
   keep_compiled_programs()
   bound = server.listen(HOST.value, PORT.value)
-  classifier, about, workdir = _classifier()
+  workdir = local_copy(WORKDIR.value) if WORKDIR.value else None
+  classifier, about = _classifier(workdir)
   batcher = Batcher(classifier.logits, classifier.image_shape, BATCH.value, DEADLINE.value / 1000, QUEUE.value)
   batcher.compile()
   limits = application.Limits(LIMIT_BYTES.value, TIMEOUT.value)
-  service = application.Service(
-    classifier, about, batcher, limits, _explain(workdir, about['step']) if PATCHES.value else None
-  )
+  explain = _explain(workdir, about['step']) if workdir and PATCHES.value else None
+  service = application.Service(classifier, about, batcher, limits, explain)
   server.run(service.application(), bound, TIMEOUT.value)
   return 0
 
 
-def _classifier() -> tuple[Any, dict[str, Any], pathlib.Path | None]:
+def _classifier(workdir: pathlib.Path | None) -> tuple[Any, dict[str, Any]]:
   """Return the classifier, and the facts that the server shows: data set, step and number of classes.
 
-  The third value is the local folder of the run. None for an exported model.
+  The argument is the local folder of the run. None stands for the exported model of --model.
   """
   from hbf.training import export, predict
   from hbf.training.edits_file import warn_of_edits
   from hbf.training.learned import warn_of_learned
-  from hbf.training.mirror import local_copy
 
-  workdir = None
-  if MODEL.value:
+  if workdir is None:
     folder = pathlib.Path(MODEL.value)
     classifier, about = predict.of_export(folder), export.read_about(folder)
   else:
-    workdir = local_copy(WORKDIR.value)
     model = export.from_run(workdir, CHECKPOINT.value, AVERAGE.value, EDITS.value)
     warn_of_edits(workdir, EDITS.value)
     warn_of_learned(workdir)
@@ -93,18 +91,16 @@ def _classifier() -> tuple[Any, dict[str, Any], pathlib.Path | None]:
     raise UserError(
       f'the model has task {about["task"]}, and hbf serve answers classes: use hbf predict, or give a classifier'
     )
-  shown = {'dataset': about['dataset'], 'step': about['step'], 'classes': len(about['classes'])}
-  return classifier, shown, workdir
+  return classifier, {'dataset': about['dataset'], 'step': about['step'], 'classes': len(about['classes'])}
 
 
-def _explain(workdir: pathlib.Path | None, step: int) -> Any:
+def _explain(workdir: pathlib.Path, step: int) -> Any:
   """Return a function that explains an answer by training patches; see `hbf.serving.patches.nearest_patches`.
 
   A run that goes on may have a newer checkpoint by now. The answers are those of the checkpoint of `step`.
   """
   from hbf.serving.patches import nearest_patches
 
-  assert workdir is not None  # --patches needs --workdir
   return nearest_patches(workdir, str(step), AVERAGE.value, **MOVED())
 
 

@@ -84,10 +84,9 @@ class ImageEditor(Editor):
 
     Raises:
       UserError: a label is unknown, or is already the answer to its image. Or an earlier edit gives the same image
-        another class. Or a label is already the answer to all guarded images. Or `reach` or `margin` is not positive.
-        In these cases, no edit is made.
+        another class. Or a label is already the answer to all guarded images. In these cases, no edit is
+        made.
     """
-    check_options(reach, margin)
     numbers = [self._number(label) for label in labels]
     seen = self.reader(images)
     answers, edits = edited_answers(seen, self.edits), self.edits
@@ -186,8 +185,8 @@ def edit_files(
 
   Raises:
     UserError: the run is not of task classification, is in use, has learned classes, or has edits of another
-      checkpoint. Or its data are missing. Or an image can't be read. Or `ImageEditor.edit` raises UserError. Nothing
-      is written in these cases.
+      checkpoint. Or its data are missing. Or an image can't be read. Or `reach` or `margin` is not positive. Or
+      `ImageEditor.edit` raises UserError. Nothing is written in these cases.
   """
   check_options(reach, margin)
   check_task(workdir, 'classification')

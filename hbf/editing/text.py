@@ -96,10 +96,8 @@ class TextEditor(Editor):
       UserError: prompt or answer is empty, too long, or has characters that the vocabulary lacks. Or the model
         already writes the answer. Or an earlier edit has a center at a point of this edit. Or the model predicts the
         same token at all guarded places, and this token is in the answer. Or the points of the answer's tokens are
-        too much alike to tell the tokens apart. Or `reach` or `margin` is not positive. In these cases, no edit is
-        made.
+        too much alike to tell the tokens apart. In these cases, no edit is made.
     """
-    check_options(reach, margin)
     tokens, wanted = encode(self.tokenizer, prompt, answer, self.model.length)
     seen = read(self.model, self.params, Places.of([(tokens, wanted)], self.model.length))[LAST]
     if np.array_equal(edited_answers(seen, self.edits), wanted):
@@ -201,7 +199,8 @@ def edit_text(
 
   Raises:
     UserError: the run is not of task next_token, is in use, or has edits of another checkpoint. Or its text is
-      missing. Or `TextEditor` or its method `edit` raises UserError. Nothing is written in these cases.
+      missing. Or `reach` or `margin` is not positive. Or `TextEditor` or its method `edit` raises UserError. Nothing
+      is written in these cases.
   """
   check_options(reach, margin)
   check_task(workdir, 'next_token')

@@ -112,7 +112,7 @@ class Block(CheckedModule):
           'apart: use softmax, hyperbf or positional as stage 1, or set window to 0',
           window=self.window,
         )
-      check_context(stage, context, tokens.shape)
+      check_context(stage, context, tokens.shape)  # a stage of a user need not check it
       return stage(tokens, context)
 
     if not self.window:

@@ -121,7 +121,12 @@ def _check_positions(context: Context, length: int) -> None:
 
 def _check_mask(mask: Any, batch: int, length: int) -> None:
   """Raise UserError unless a mask has booleans that broadcast to [batch, length, length]."""
-  _check_booleans(mask)
+  # An additive mask, 0 where a token is seen, would otherwise be taken for its opposite.
+  type_name = str(getattr(mask, 'dtype', type(mask).__name__))
+  if type_name != 'bool':
+    raise UserError(
+      f'the mask has type {type_name}; expected an array of booleans, True where a token attends to another'
+    )
   fits = mask.ndim <= 3 and all(
     size in (1, expected) for size, expected in zip(mask.shape[::-1], (length, length, batch), strict=False)
   )
@@ -132,23 +137,11 @@ def _check_mask(mask: Any, batch: int, length: int) -> None:
     )
 
 
-def _check_booleans(mask: Any) -> None:
-  # An additive mask, 0 where a token is seen, would otherwise be taken for its opposite.
-  kind = str(getattr(mask, 'dtype', type(mask).__name__))
-  if kind != 'bool':
-    raise UserError(f'the mask has type {kind}; expected an array of booleans, True where a token attends to another')
-
-
 def visible_keys(context: Context) -> Bool[Array, 'B N'] | None:
   """Return booleans [B, N] or [1, N], False for tokens that the mask hides from all tokens. None without a mask."""
   return None if context.mask is None else with_three_axes(context.mask)[:, 0]
 
 
 def with_three_axes(mask: Bool[Array, '...']) -> Bool[Array, '_ _ N']:
-  """Reshape a context's mask to three axes, so that it broadcasts to [B, N, N].
-
-  Raises:
-    UserError: the mask is not an array of booleans.
-  """
-  _check_booleans(mask)
+  """Reshape a context's mask to three axes, so that it broadcasts to [B, N, N]."""
   return mask.reshape((1,) * (3 - mask.ndim) + mask.shape)

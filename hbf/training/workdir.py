@@ -14,6 +14,7 @@ from typing import IO, Any, TextIO
 import numpy as np
 from ml_collections import ConfigDict
 
+from hbf.arguments import is_url
 from hbf.config.defaults import keys, stage_keys
 from hbf.data.images.arrays import NAME as ARRAYS
 from hbf.errors import UserError, choose, first_line
@@ -95,8 +96,8 @@ def check_place(folder: pathlib.Path) -> None:
   Raises:
     UserError: the folder is a URL, or its path is too long, or the system refuses the path.
   """
-  if re.match(r'[A-Za-z][\w+.-]+:/', str(folder)):
-    url = str(folder).replace(':/', '://', 1)  # a path has only one of the slashes
+  if is_url(str(folder)):
+    url = str(folder).replace(':/', '://', 1)
     raise UserError(f'{url} is a URL, but a local folder is needed here: choose a local --workdir')
   # Otherwise a run would fail at its first checkpoint, whose paths are longer.
   if len(os.fsencode(folder.absolute())) + PATH_ROOM > os.pathconf('/', 'PC_PATH_MAX'):

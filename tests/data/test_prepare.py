@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -192,6 +193,12 @@ def test_damaged_records_are_named(tmp_path):
   for index in range(2):
     with pytest.raises(UserError, match=r'^here is damaged'):
       source[index]
+
+
+def test_a_missing_split_of_texts_is_no_damage():
+  builder = types.SimpleNamespace(data_path='here', info=types.SimpleNamespace(splits={'train': None}))
+  with pytest.raises(UserError, match=r"^here has the splits train, not 'test'"):
+    next(prepared.read_texts(builder, 'test'))
 
 
 @pytest.mark.parametrize('name', ['dataset_info.json', 'features.json'])

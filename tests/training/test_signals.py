@@ -70,7 +70,7 @@ def test_a_closed_terminal_is_heard_like_another_signal(tmp_path):
 
 
 def test_a_process_that_ignores_a_closed_terminal_goes_on():
-  """As after `nohup`."""
+  """The command `nohup` starts such a process."""
   script = 'import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)' + SCRIPT.format(iterations=10**6)
   process = subprocess.Popen([sys.executable, '-c', script], stdout=subprocess.PIPE, text=True)
   assert process.stdout.readline() == 'ready\n'

@@ -182,12 +182,13 @@ def _checked_classes(
   y_train = _class_numbers('y_train', stored['train'], 'x_train', images['train'], names)
   if y_train.min() == y_train.max():
     raise UserError(f'y_train has label {y_train[0]} only: expected two classes or more; every answer would be right')
-  if y_train.max() >= MOST_CLASSES:
-    raise UserError(
-      f'y_train has label {y_train.max()}: expected numbers of classes, below {MOST_CLASSES:,}. From other numbers, '
-      'names, y_train = np.unique(y_train, return_inverse=True) makes them'
-    )
-  names = tuple(map(str, range(int(y_train.max()) + 1))) if names is None else names
+  if names is None:
+    if y_train.max() >= MOST_CLASSES:
+      raise UserError(
+        f'y_train has label {y_train.max()}: expected numbers of classes, below {MOST_CLASSES:,}. From other '
+        'numbers, names, y_train = np.unique(y_train, return_inverse=True) makes them'
+      )
+    names = tuple(map(str, range(int(y_train.max()) + 1)))
   return names, {
     split: _class_numbers(f'y_{split}', y, f'x_{split}', images[split], names) for split, y in stored.items()
   }

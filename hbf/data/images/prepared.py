@@ -167,8 +167,9 @@ def read_texts(builder: tfds.core.DatasetBuilder, split: str) -> Iterator[bytes]
   Raises:
     UserError: the split does not exist.
   """
+  records = _records(builder, split)
   with _naming_damage(str(builder.data_path)):
-    for record in _records(builder, split):
+    for record in records:
       yield tf_example_pb2.Example.FromString(record).features.feature['text'].bytes_list.value[0]
 
 

@@ -108,7 +108,7 @@ def read_csv(split: Path, kind: str) -> tuple[tuple[str, ...], tuple[str, ...], 
     number, cells = lines[1 + row]
     expected = '0 or 1 for every label' if kind == LABELS else 'finite numbers'
     raise UserError(f'line {number} of {path} has {cells[1 + column]}: expected {expected}; mend the line')
-  return tuple(header[1:]), files, (check_labels if kind == LABELS else to_values)(str(path), vectors)
+  return tuple(header[1:]), files, vectors.astype(np.uint8) if kind == LABELS else to_values(str(path), vectors)
 
 
 def _inside(path: Path, listed: str) -> str:
