@@ -12,7 +12,8 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-# What a package may import of the others, beside itself, hbf.errors, hbf.options, hbf.markdown and hbf.arguments.
+# What a package may import of the others, beside itself, hbf.errors, hbf.files, hbf.options, hbf.markdown and
+# hbf.arguments.
 LAYERS = {
   'ops': set(),
   'nn': {'ops'},
@@ -33,6 +34,7 @@ LAYERS = {
 # The other modules of cli are commands.
 SHARED = {
   'errors.py': set(),
+  'files.py': set(),
   'markdown.py': set(),
   'arguments.py': {'errors'},
   'options.py': {'errors'},
@@ -51,7 +53,7 @@ def imported(path):
 
 @pytest.mark.parametrize('package', LAYERS)
 def test_imports_run_one_way(package):
-  allowed = {package, 'errors', 'options', 'markdown', 'arguments'} | LAYERS[package]
+  allowed = {package, 'errors', 'options', 'markdown', 'arguments', 'files'} | LAYERS[package]
   for path in (ROOT / 'hbf' / package).rglob('*.py'):
     parts = [name.split('.') for name in imported(path) if name.startswith('hbf.')]
     assert {part[1] for part in parts} <= allowed, path

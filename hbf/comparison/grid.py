@@ -15,12 +15,13 @@ from ml_collections import ConfigDict
 from hbf.config.command_line import read_config
 from hbf.config.defaults import LARGEST_SEED
 from hbf.errors import UserError
+from hbf.files import is_draft
 from hbf.models.build import count_parameters, flops_per_example
 from hbf.models.matching import TOLERANCE, match_parameters, match_steps, units_of
 from hbf.tasks.registry import TASKS
 from hbf.tasks.task import Task
 from hbf.training.experiment import Plan, gradients_per_step, make_plan, training_operations
-from hbf.training.workdir import CURE, damaged, is_draft, read_json, write_json
+from hbf.training.workdir import CURE, damaged, read_json, write_json
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,6 +25,7 @@ from hbf.comparison.space import Option, corners, parse_space
 from hbf.comparison.stored import StoredRuns, check_runs, open_runs, refuse_packed
 from hbf.errors import UserError, choose
 from hbf.evaluation.scores import Score
+from hbf.files import is_draft
 from hbf.markdown import table
 from hbf.tasks.registry import TASKS
 from hbf.training.workdir import (
@@ -34,7 +35,6 @@ from hbf.training.workdir import (
   damaged,
   held,
   in_use,
-  is_draft,
   read_json,
   write_json,
 )

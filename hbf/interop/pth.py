@@ -15,7 +15,7 @@ import pickle
 import struct
 import zipfile
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import IO, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -139,9 +139,9 @@ def _to_array(archive: zipfile.ZipFile, root: str, tensor: _Tensor) -> np.ndarra
   return np.lib.stride_tricks.as_strided(storage[offset:], shape, steps, writeable=False).copy()
 
 
-def write(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
+def write(file: IO[bytes], tensors: Mapping[str, np.ndarray]) -> None:
   """Write contiguous float32 tensors as a file that torch.load reads, with weights_only=True too."""
-  with zipfile.ZipFile(path, 'w', zipfile.ZIP_STORED) as archive:
+  with zipfile.ZipFile(file, 'w', zipfile.ZIP_STORED) as archive:
     archive.writestr('archive/data.pkl', _pickle_tensors(tensors))
     archive.writestr('archive/byteorder', 'little')
     for key, tensor in enumerate(tensors.values()):

@@ -1,15 +1,15 @@
 """Files of tensors by name: .pth and .pt (PyTorch), .npz (NumPy), .safetensors. Code in a file is never run."""
 
-import os
 import pathlib
-import uuid
 from collections.abc import Callable, Mapping
+from typing import IO
 
 import numpy as np
 import safetensors
 import safetensors.numpy
 
 from hbf.errors import UserError, choose
+from hbf.files import draft
 from hbf.interop import pth
 
 _PREFIXES = ('module.', '_orig_mod.')  # of a network that runs on several devices, and of one that is compiled
@@ -43,15 +43,12 @@ def write(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
     UserError: the ending is unknown, or the file cannot be written.
   """
   writer = choose('ending of a file of tensors', path.suffix, WRITERS)
-  draft = path.with_name(f'{path.stem}.{uuid.uuid4().hex[:8]}.tmp{path.suffix}')  # an older file stays if this fails
   try:
-    # safetensors and .pth copy the memory of an array, so it has to be in row-major order.
-    writer(draft, {name: np.asarray(tensor, np.float32, order='C') for name, tensor in tensors.items()})
-    os.replace(draft, path)
+    with draft(path) as file:
+      # safetensors and .pth copy the memory of an array, so it has to be in row-major order.
+      writer(file, {name: np.asarray(tensor, np.float32, order='C') for name, tensor in tensors.items()})
   except (OSError, safetensors.SafetensorError) as error:
     raise UserError(f'{path} cannot be written: {error}') from error
-  finally:
-    draft.unlink(missing_ok=True)
 
 
 def load_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
@@ -86,12 +83,12 @@ def _read_safetensors(path: pathlib.Path) -> dict[str, np.ndarray]:
     raise UserError(f'it has numbers of a type that NumPy lacks ({error}): convert them to float32') from error
 
 
-def _write_npz(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
-  np.savez(path, allow_pickle=False, **tensors)
+def _write_npz(file: IO[bytes], tensors: Mapping[str, np.ndarray]) -> None:
+  np.savez(file, allow_pickle=False, **tensors)
 
 
-def _write_safetensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
-  safetensors.numpy.save_file(dict(tensors), path)
+def _write_safetensors(file: IO[bytes], tensors: Mapping[str, np.ndarray]) -> None:
+  file.write(safetensors.numpy.save(dict(tensors)))
 
 
 READERS: dict[str, Callable[[pathlib.Path], dict[str, np.ndarray]]] = {
@@ -100,7 +97,7 @@ READERS: dict[str, Callable[[pathlib.Path], dict[str, np.ndarray]]] = {
   '.npz': _read_npz,
   '.safetensors': _read_safetensors,
 }
-WRITERS: dict[str, Callable[[pathlib.Path, Mapping[str, np.ndarray]], None]] = {
+WRITERS: dict[str, Callable[[IO[bytes], Mapping[str, np.ndarray]], None]] = {
   '.pth': pth.write,
   '.pt': pth.write,
   '.npz': _write_npz,

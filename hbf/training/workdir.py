@@ -6,14 +6,13 @@ import fcntl
 import json
 import os
 import pathlib
-import re
-import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import IO, Any, TextIO
 
 import numpy as np
 from ml_collections import ConfigDict
 
+from hbf import files
 from hbf.arguments import is_url
 from hbf.config.defaults import keys, stage_keys
 from hbf.data.images.arrays import NAME as ARRAYS
@@ -215,7 +214,7 @@ def _lock(file: TextIO, folder: pathlib.Path, kind: int = fcntl.LOCK_EX) -> bool
 
 def _is_run(workdir: pathlib.Path) -> bool:
   """Return True if a run has begun in the folder, even if it was killed before it wrote its config."""
-  names = {path.name for path in workdir.iterdir() if not is_draft(path, 'config.json', 'data.json')}
+  names = {path.name for path in workdir.iterdir() if not files.is_draft(path, 'config.json', 'data.json')}
   return 'config.json' in names or names <= {'.lock', 'elastic', 'data.json'}
 
 
@@ -485,34 +484,17 @@ def replace_text(path: pathlib.Path, text: str) -> None:
     file.write(text.encode())
 
 
-def is_draft(path: pathlib.Path, *names: str) -> bool:
-  """Return True for a file that a killed call of `replacing` left, if it was to get one of these names."""
-  draft = re.fullmatch(r'(.+)\.[0-9a-f]{8}\.tmp', path.name)
-  return draft is not None and draft[1] in names
-
-
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[IO[bytes]]:
-  """Open a new file to write. At the end of the context, it replaces the file at `path`.
-
-  After a crash, even of the machine, `path` has either the old file or the complete new file. After an error in the
-  context, it has the old file, and the new one is removed.
+  """Open a file to write that replaces the file at `path`. See `hbf.files.draft`.
 
   Raises:
     UserError: the file cannot be written.
   """
-  temporary = path.with_name(f'{path.name}.{uuid.uuid4().hex[:8]}.tmp')  # another process may write the same file
   try:
-    with open(temporary, 'xb') as file:
+    with files.draft(path) as file:
       yield file
-      file.flush()
-      os.fsync(file.fileno())
-    os.replace(temporary, path)
-  except BaseException as error:
-    with contextlib.suppress(OSError):
-      temporary.unlink()
-    if not isinstance(error, OSError):
-      raise
+  except OSError as error:
     raise UserError(
       f'{path} could not be written ({_words(error)}): make room, or see who may write there'
     ) from error

@@ -1,15 +1,11 @@
-"""Fixtures of the data tests: meshes, sources in memory and small archives in the official layouts."""
-
-import io
-import tarfile
-import zipfile
+"""Fixtures of the data tests: meshes, sources in memory and members of small archives in the official layouts."""
 
 import jax
 import numpy as np
 import pytest
+from archive_files import encode
 from in_memory import random_source
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from PIL import Image
 
 from hbf.data.builders import cifar, tiny_imagenet
 
@@ -34,24 +30,6 @@ def offline(monkeypatch):
 
   monkeypatch.setattr('socket.socket.connect', refuse)
   monkeypatch.setattr('socket.getaddrinfo', refuse)
-
-
-def write_tar(path, members):
-  """Write a .tar.gz whose members have these names and contents."""
-  with tarfile.open(path, 'w:gz', compresslevel=1) as tar:
-    for name, content in members.items():
-      entry = tarfile.TarInfo(name)
-      entry.size = len(content)
-      tar.addfile(entry, io.BytesIO(content))
-  return str(path)
-
-
-def write_zip(path, members):
-  """Write a .zip whose members have these names and contents."""
-  with zipfile.ZipFile(path, 'w') as archive:
-    for name, content in members.items():
-      archive.writestr(name, content)
-  return str(path)
 
 
 @pytest.fixture
@@ -79,13 +57,6 @@ def small_cifar(monkeypatch):
     'cifar-100-binary/fine_label_names.txt': names[100],
   }
   return {'cifar10': cifar10, 'cifar100': cifar100}
-
-
-def encode(pixels, kind):
-  """Encode an image: uint8 [H, W] or [H, W, 3]."""
-  buffer = io.BytesIO()
-  Image.fromarray(pixels).save(buffer, format=kind)
-  return buffer.getvalue()
 
 
 @pytest.fixture

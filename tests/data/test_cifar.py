@@ -3,7 +3,7 @@ import pickle
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from conftest import write_tar
+from archive_files import write_tar
 
 from hbf.data.datasets import load
 from hbf.data.images.prepare import prepare

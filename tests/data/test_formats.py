@@ -433,15 +433,15 @@ def test_files_of_a_cache_may_be_read_by_all_whom_the_umask_allows(roots, tmp_pa
 
 
 def test_a_full_disk_is_named_and_leaves_no_part_of_a_cache(roots, tmp_path, monkeypatch):
-  real_temporary = cached.temporary
+  real_draft = cached.draft
 
   @contextlib.contextmanager
-  def temporary(directory):
-    with real_temporary(directory) as file:
+  def draft(path):
+    with real_draft(path) as file:
       monkeypatch.setattr(file, 'write', _full)
       yield file
 
-  monkeypatch.setattr(cached, 'temporary', temporary)
+  monkeypatch.setattr(cached, 'draft', draft)
   with pytest.raises(UserError, match=r'cannot be used \(.*No space left.*a folder with room for all decoded images'):
     opened('parquet', roots['parquet'], cache=str(tmp_path))
   assert not [path for path in tmp_path.rglob('*') if path.is_file()]

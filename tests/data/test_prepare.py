@@ -11,7 +11,7 @@ import types
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from conftest import write_tar
+from archive_files import write_tar
 
 from hbf.cli.prepare import main
 from hbf.data.datasets import load

@@ -135,7 +135,7 @@ def test_cached_tokens_are_those_of_the_text(tokenizer, tmp_path, monkeypatch):
     assert found.splits['train'].dtype == plain.splits['train'].dtype and isinstance(found.splits['train'], np.memmap)
   (tmp_path / 'x.txt').write_text('da ß da-do ' * 50)
   assert texts.identity_of(load(**about, cache=str(tmp_path / 'cache'))) == texts.identity_of(load(**about))
-  assert len([*(tmp_path / 'cache').glob('*')]) == 2 and not [*tmp_path.rglob('incomplete.*')]
+  assert len([*(tmp_path / 'cache').glob('*')]) == 2 and not [*tmp_path.rglob('*.tmp')]
 
 
 def test_damaged_or_impossible_caches_are_refused(tmp_path):

@@ -3,7 +3,7 @@ import io
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from conftest import encode, write_zip
+from archive_files import encode, write_zip
 from PIL import Image
 
 from hbf.data.datasets import load

@@ -262,31 +262,3 @@ def test_a_resumed_log_drops_what_will_be_written_again_and_half_a_line(tmp_path
   with MetricsWriter(tmp_path, 2) as writer:
     writer.write(3, 0.3, 'train', loss=0.5)
   assert [(line['step'], line['loss']) for line in read_metrics(tmp_path)] == [(1, 1.0), (2, 0.5), (3, 0.5)]
-
-
-@pytest.mark.parametrize('error', [ValueError, OSError, KeyboardInterrupt])
-def test_an_error_while_a_file_is_written_leaves_the_old_file_alone(tmp_path, error):
-  (tmp_path / 'a.json').write_text('old')
-  with pytest.raises(UserError if error is OSError else error), workdir.replacing(tmp_path / 'a.json') as file:
-    file.write(b'new')
-    raise error('half')
-  assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [('a.json', 'old')]
-
-
-def test_two_writers_of_a_file_do_not_disturb_each_other(tmp_path):
-  """For example, two evaluations of a run."""
-  path = tmp_path / 'a.json'
-  with workdir.replacing(path) as first, workdir.replacing(path) as second:
-    first.write(b'1')
-    second.write(b'22')
-  assert path.read_bytes() == b'1' and list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize(('name', 'begun'), [('config.json', True), ('own.json', False)])
-def test_a_file_that_a_killed_call_left_is_known_by_its_name(tmp_path, name, begun):
-  """A killed call leaves the file that was to replace another one."""
-  draft = workdir.replacing(tmp_path / name)
-  draft.__enter__()
-  (left,) = tmp_path.iterdir()
-  assert workdir.is_draft(left, 'config.json') is begun
-  draft.__exit__(None, None, None)

@@ -5,10 +5,10 @@ import dataclasses
 import gzip
 import http.client
 import os
+import pathlib
 import shutil
 import tarfile
 import urllib.request
-import uuid
 import zipfile
 import zlib
 from collections.abc import Collection, Iterator
@@ -19,6 +19,7 @@ import rich.progress
 
 from hbf.data.images.files import file_sha256
 from hbf.errors import UserError
+from hbf.files import draft
 
 _CHUNK_BYTES = 1 << 20
 _TIMEOUT_SECONDS = 60
@@ -115,27 +116,14 @@ def download(published: Published, directory: str) -> str:
   try:
     os.makedirs(directory, exist_ok=True)
     if not os.path.exists(path) or file_sha256(path) != published.sha256:
-      with temporary(directory) as file:
+      with draft(pathlib.Path(path)) as file:
         _fetch(published, file)
-        os.replace(file.name, path)
   except (OSError, http.client.HTTPException) as error:
     raise UserError(
       f'{published.url} could not be downloaded ({error}); expected {published.name} in {directory}: try again, or '
       'download it by other means and name it with --archive'
     ) from error
   return path
-
-
-@contextlib.contextmanager
-def temporary(directory: str) -> Iterator[IO[bytes]]:
-  """Make a temporary file. At the end of the `with` statement, it is removed unless it has been renamed."""
-  # A file of `tempfile` could be read by its owner only, also after it is renamed.
-  with open(os.path.join(directory, f'incomplete.{uuid.uuid4().hex}'), 'xb') as file:
-    try:
-      yield file
-    finally:
-      with contextlib.suppress(FileNotFoundError):
-        os.remove(file.name)
 
 
 def _fetch(published: Published, file: IO[bytes]) -> None:

@@ -12,12 +12,12 @@ import numpy as np
 
 from hbf.arguments import home_path
 from hbf.data.images import sources
-from hbf.data.images.archives import temporary
 from hbf.data.images.dataset import Dataset
 from hbf.data.images.sources import Source, Stamped, Target
 from hbf.data.pipeline import host
 from hbf.data.pipeline.identity import identity
 from hbf.errors import UserError
+from hbf.files import draft
 
 _PART = 1024  # number of images in memory while a file is written
 
@@ -107,12 +107,10 @@ def _through_file(source: Source, path: str) -> CachedSource:
 def _write(source: Source, path: str) -> None:
   """Write all images of a source to a .npy file."""
   shape = host.image_shape(source)
-  with temporary(os.path.dirname(path)) as file:
+  with draft(pathlib.Path(path)) as file:
     # A file that is mapped to memory would end the process, without a message, if the disk becomes full.
     header = {'descr': '|u1', 'fortran_order': False, 'shape': (len(source), *shape)}
     np.lib.format.write_array_header_1_0(file, header)
     for start in range(0, len(source), _PART):
       images, _ = host.read_many(source, np.arange(start, min(start + _PART, len(source))), shape)
       file.write(images.tobytes())
-    file.flush()
-    os.replace(file.name, path)

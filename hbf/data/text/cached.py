@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -10,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from hbf.arguments import home_path
-from hbf.data.images.archives import temporary
 from hbf.data.text.tokenizers import Tokenizer, read_tokenizer, split_text
 from hbf.errors import UserError
+from hbf.files import draft
 
 
 def token_type(tokenizer: Tokenizer) -> np.dtype:
@@ -63,16 +62,12 @@ def through_cache(
 def _write(text_by_split: Mapping[str, bytes], tokenizer: Tokenizer, folder: pathlib.Path) -> None:
   counts = {split: 0 for split in text_by_split}
   for split, text in text_by_split.items():
-    with temporary(str(folder)) as file:
+    with draft(folder / f'{split}.bin') as file:
       for tokens in encode_pieces(tokenizer, text):
         counts[split] += len(tokens)
         file.write(tokens.tobytes())
-      file.flush()
-      os.replace(file.name, folder / f'{split}.bin')
-  with temporary(str(folder)) as file:
+  with draft(folder / 'tokens.json') as file:
     file.write(json.dumps({'tokenizer': tokenizer.to_json(), 'counts': counts}).encode())
-    file.flush()
-    os.replace(file.name, folder / 'tokens.json')
 
 
 def _read(folder: pathlib.Path) -> tuple[Tokenizer, dict[str, np.ndarray]]:
