@@ -1,5 +1,6 @@
 """Shared parts of the commands. A mistake of the user ends in one line on stderr, not in a traceback."""
 
+import dataclasses
 import re
 import sys
 import warnings
@@ -76,10 +77,20 @@ def define_checkpoint(verb: str) -> tuple[flags.FlagHolder[str], flags.FlagHolde
   )
 
 
-def define_moved(need: str = '') -> Callable[[], dict[str, str]]:
-  """Define the flags --data_dir and --data_root, for data that have moved since training.
+@dataclasses.dataclass(frozen=True)
+class Moved:
+  """The flags --data_dir and --data_root."""
 
-  Return a function that returns the values of the flags, with the keys 'dir' and 'root'.
+  folder: flags.FlagHolder[str]
+  root: flags.FlagHolder[str]
+
+  def __call__(self) -> dict[str, str]:
+    """Return the values of both flags. '' for a flag that is not given."""
+    return {'dir': self.folder.value, 'root': self.root.value}
+
+
+def define_moved(need: str = '') -> Moved:
+  """Define the flags --data_dir and --data_root, for data that have moved since training.
 
   Args:
     need: beginning of the help if the data are not always needed, such as 'For --page: '.
@@ -88,7 +99,7 @@ def define_moved(need: str = '') -> Callable[[], dict[str, str]]:
   folder = define_path('data_dir', about[0].upper() + about[1:])
   about = f'{need}the image folder or text, if it has moved since training.'
   root = define_path('data_root', about[0].upper() + about[1:])
-  return lambda: {'dir': folder.value, 'root': root.value}
+  return Moved(folder, root)
 
 
 def define_processes() -> Callable[[], dict[str, Any]]:
@@ -193,5 +204,29 @@ def refuse_idle(*pairs: tuple[flags.FlagHolder[Any], flags.FlagHolder[Any]]) -> 
     UserError: a flag is given, but not as --noFLAG, and the other flag is not given.
   """
   for flag, other in pairs:
-    if flag.present and flag.value is not False and not other.value:
+    if _given(flag) and not other.value:
       raise UserError(f'--{flag.name} needs --{other.name}: add it, or leave --{flag.name} out')
+
+
+def check_source(
+  workdir: flags.FlagHolder[str], model: flags.FlagHolder[str], *of_runs: flags.FlagHolder[Any]
+) -> None:
+  """Check that a command gets either a run or an exported model.
+
+  Args:
+    workdir: the flag with the folder of the run.
+    model: the flag with the folder of the exported model.
+    *of_runs: flags that an exported model does not take.
+
+  Raises:
+    UserError: both or neither are given, or a flag is given that an exported model does not take.
+  """
+  if bool(workdir.value) == bool(model.value):
+    raise UserError('give either the --workdir of a run or the --model of an exported folder')
+  if model.value and (wrong := [f'--{flag.name}' for flag in of_runs if _given(flag)]):
+    raise UserError(f'not with --model: {", ".join(wrong)}. Give the --workdir of the run instead, or leave them out')
+
+
+def _given(flag: flags.FlagHolder[Any]) -> bool:
+  """Return True if a flag is on the command line, but not as --noFLAG."""
+  return bool(flag.present) and flag.value is not False

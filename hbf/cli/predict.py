@@ -38,10 +38,8 @@ def main(argv: Sequence[str]) -> int:
 
   Return 1 if an image can't be read, else 0.
   """
-  if bool(WORKDIR.value) == bool(MODEL.value):
-    raise UserError('give either the --workdir of a run or the --model of an exported folder')
-  if MODEL.value and (EXPORT.value or PAGE.value or CHECKPOINT.value != 'latest' or AVERAGE.value or EDITS.value):
-    raise UserError('--export, --page, --checkpoint, --average and --edits need the --workdir of a run, not --model')
+  cli.check_source(WORKDIR, MODEL, EXPORT, PAGE, CHECKPOINT, AVERAGE, EDITS)
+  cli.refuse_idle((MOVED.folder, PAGE), (MOVED.root, PAGE))
   if PAGE.value and EDITS.value:
     raise UserError('--page explains the network without edits: leave out --edits or --page')
   if not argv[1:] and not EXPORT.value:

@@ -43,10 +43,8 @@ MOVED = cli.define_moved('For --patches: ')
 def main(argv: Sequence[str]) -> int:
   """Load the model, listen and answer until a signal."""
   del argv
-  if bool(WORKDIR.value) == bool(MODEL.value):
-    raise UserError('give either the --workdir of a run or the --model of an exported folder')
-  if MODEL.value and (CHECKPOINT.value != 'latest' or AVERAGE.value or EDITS.value or PATCHES.value):
-    raise UserError('--checkpoint, --average, --edits and --patches need the --workdir of a run, not --model')
+  cli.check_source(WORKDIR, MODEL, CHECKPOINT, AVERAGE, EDITS, PATCHES)
+  cli.refuse_idle((MOVED.folder, PATCHES), (MOVED.root, PATCHES))
   if PATCHES.value and EDITS.value:
     raise UserError('--patches explains the network without edits: leave out --edits or --patches')
   for package in ('starlette', 'uvicorn'):

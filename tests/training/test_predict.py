@@ -337,7 +337,8 @@ def test_the_command_answers_from_an_export_in_json(folder, own, run):
   [
     (['a.png'], 'error: give either the --workdir of a run or the --model of an exported folder'),
     (['--workdir=runs/none'], 'error: no images given: name files or folders after the flags'),
-    (['--model=m', '--average', 'a.png'], 'error: --export, --page, --checkpoint, --average and --edits need'),
+    (['--model=m', '--average', '--page=p.html', 'a.png'], 'error: not with --model: --page, --average. Give'),
+    (['--workdir=runs/none', '--data_root=d', 'a.png'], 'error: --data_root needs --page: add it, or leave'),
   ],
 )
 def test_a_wrong_command_ends_in_one_line(arguments, said):
