@@ -174,7 +174,8 @@ def pairs(models: tuple[str, str], folders: tuple[tuple[str, str], ...]) -> str:
   for group, found in outcomes.items():
     first, other = np.mean(found, axis=(0, 2))
     ahead = difference_of_pairs(np.array(found)[:, 0] - np.array(found)[:, 1])
-    means = (f'{first:.2f}', f'{other:.2f}', f'{ahead.estimate:+.2f}', f'{ahead.low:+.2f} … {ahead.high:+.2f}')
+    bounds = '' if ahead.low is None else f'{ahead.low:+.2f} … {ahead.high:+.2f}'  # one pair has no interval
+    means = (f'{first:.2f}', f'{other:.2f}', f'{ahead.estimate:+.2f}', bounds)
     lines.append((f'**{group}, mean**', f'all {len(found)}', '', *means))
   return table(header, lines)
 
@@ -240,15 +241,17 @@ def tuned(name: str) -> str:
   for trial in tune.load_trials(ROOT / name / tune.TUNING):
     if trial.held_out is not None:
       draws.setdefault(trial.number, {})[trial.label] = trial
-  arms = next(iter(draws.values()))
+  arms = {label: trial for trials in draws.values() for label, trial in trials.items()}
   shared = [key for key in next(iter(arms.values())).options if all(key in trial.options for trial in arms.values())]
   own = {label: [key for key in trial.options if key not in shared] for label, trial in arms.items()}
 
   def short(key: str) -> str:
     return key.rpartition('.')[2].replace('_', ' ')
 
-  def cells(trial: tune.Trial) -> list[str]:
-    return [*(trial.options[key] for key in own[trial.label]), f'{trial.held_out:{trial.ranks.form}}']
+  def cells(label: str, trial: tune.Trial | None) -> list[str]:
+    if trial is None:  # it diverged
+      return ['–'] * (len(own[label]) + 1)
+    return [*(trial.options[key] for key in own[label]), f'{trial.held_out:{trial.ranks.form}}']
 
   header = ['trial', *map(short, shared)]
   for label, keys in own.items():
@@ -256,7 +259,7 @@ def tuned(name: str) -> str:
   rows = []
   for number, trials in sorted(draws.items()):
     first, *_ = trials.values()
-    scores = (text for trial in trials.values() for text in cells(trial))
+    scores = (text for label in arms for text in cells(label, trials.get(label)))
     rows.append([str(number), *(first.options[key] for key in shared), *scores])
   return table(header, rows)
 

@@ -34,12 +34,12 @@ ARMS = flags.DEFINE_multi_string(
   "'MODEL' or 'LABEL: MODEL key=value …'. The flag may be repeated. The first arm is the reference. With --preset, a "
   'label of the preset is enough.',
 )
-SEEDS = flags.DEFINE_string('seeds', '', 'Seeds such as 0,1,2, which is the default.')
+SEEDS = flags.DEFINE_string('seeds', '', "Seeds such as 0,1,2. Default: the preset's seeds; without a preset 0,1,2.")
 PRESET = flags.DEFINE_string(
   'preset',
   '',
-  'A comparison of hbf.comparison.presets. Other flags replace its parts. Its first arm sets the number of '
-  'parameters of all arms.',
+  'A comparison of hbf.comparison.presets. Other flags replace its parts. Parameters are matched to its '
+  'first arm, or to the arm that it names.',
 )
 WORKDIR = cli.define_path('workdir', 'Folder of the comparison.', required=True)
 DEVICES = flags.DEFINE_string(
@@ -101,6 +101,10 @@ def main(argv: Sequence[str]) -> int:
   workdir = pathlib.Path(WORKDIR.value)
   if REPORT.value:
     if (workdir / tune.TUNING).exists():
+      if SPLIT.present:
+        raise UserError(
+          f'{workdir} is a search, whose trials have no other scores than held-out ones: leave out --split'
+        )
       tune.report(workdir)
     else:
       report(workdir, SPLIT.value)
@@ -121,7 +125,7 @@ def comparison_of_flags() -> 'Comparison':
     UserError: the preset is unknown, or --seeds is not a list of seeds.
   """
   from hbf.comparison import tune
-  from hbf.comparison.grid import Comparison, parse_seeds, with_arms
+  from hbf.comparison.grid import Comparison, parse_seeds, published_for, with_arms
   from hbf.comparison.presets import PRESETS
 
   preset = choose('preset', PRESET.value, PRESETS) if PRESET.value else Comparison()
@@ -133,6 +137,9 @@ def comparison_of_flags() -> 'Comparison':
     match=MATCH.value,
     operations='' if OPERATIONS.value == 'none' else OPERATIONS.value or preset.operations,
   )
+  if preset.space and not (TUNE.present or TUNED.value):
+    raise UserError(f'preset {PRESET.value} is a search: add its number of trials, such as --tune=12')
+  comparison = dataclasses.replace(comparison, published=published_for(preset, comparison))
   comparison = dataclasses.replace(comparison, space=(*comparison.space, *SPACE.value))
   return tune.with_best(comparison, pathlib.Path(TUNED.value)) if TUNED.value else comparison
 

@@ -11,7 +11,7 @@ from hbf.comparison.devices import Device
 from hbf.comparison.grid import Comparison, Grid, arms_with_own_epochs, make_grid
 from hbf.comparison.held_out import held_out_table
 from hbf.comparison.runs import all_finished, run_all
-from hbf.comparison.stored import check_runs, refuse_packed
+from hbf.comparison.stored import check_data, check_requested_data, check_runs, refuse_packed
 from hbf.comparison.table import as_json, markdown, read_rows
 from hbf.training.workdir import check_place, held, replace_text
 
@@ -28,14 +28,16 @@ def compare(request: Comparison, workdir: pathlib.Path, devices: Sequence[Device
     False if a requested run failed. Otherwise True, also if a signal stopped the comparison.
 
   Raises:
-    UserError: the request is not valid, the folder is packed, or a run in the folder has the name of a requested run
-      but another config.
+    UserError: the request is not valid, the folder is packed, a run in the folder has the name of a requested run but
+      another config, or the runs in the folder have other data.
   """
   check_place(workdir)
   refuse_packed(workdir)
   before = Grid.stored(workdir)
   grid = make_grid(request, before)
-  check_runs(Grid(grid.arms, before.union(grid).seeds), workdir)
+  seen = Grid(grid.arms, before.union(grid).seeds)
+  check_runs(seen, workdir)
+  check_requested_data(grid, check_data(before.union(seen), workdir))
   console = Console(stderr=True)
   for label in arms_with_own_epochs(request):
     console.print(f'{label} sets train.epochs itself: its training operations are not matched', soft_wrap=True)

@@ -14,14 +14,14 @@ from ml_collections import ConfigDict
 
 from hbf.config.command_line import read_config
 from hbf.config.defaults import LARGEST_SEED
-from hbf.errors import UserError
+from hbf.errors import UserError, warn
 from hbf.files import is_draft
 from hbf.models.build import count_parameters, flops_per_example
 from hbf.models.matching import TOLERANCE, match_parameters, match_steps, units_of
 from hbf.tasks.registry import TASKS
 from hbf.tasks.task import Task
 from hbf.training.experiment import Plan, gradients_per_step, make_plan, training_operations
-from hbf.training.workdir import CURE, damaged, read_json, write_json
+from hbf.training.workdir import CURE, FREE, damaged, read_json, write_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,6 +175,19 @@ def with_arms(preset: Comparison, arms: Sequence[str]) -> Comparison:
   return dataclasses.replace(preset, arms=chosen, like=preset.like or preset.arms[0], space=space)
 
 
+def published_for(preset: Comparison, request: Comparison) -> dict[str, float]:
+  """Return the published scores of a preset that belong beside a request: those of arms with the preset's options."""
+  free = tuple(f'--config.{key}=' for key in FREE)
+  changed = [override for override in request.overrides[len(preset.overrides) :] if not override.startswith(free)]
+  if changed or (request.match, request.operations) != (preset.match, preset.operations):
+    return {}
+  known = {(_group_of(config), config.partition(':')[2]) for config in preset.configs}
+  groups = {_group_of(config) for config in request.configs if (_group_of(config), config.partition(':')[2]) in known}
+  labels = {label_of(arm) for arm in request.arms if arm in preset.arms}
+  own = {f'{group}/{label}' for group in groups for label in labels}
+  return {name: score for name, score in preset.published.items() if name in own}
+
+
 def make_grid(request: Comparison, before: Grid = Grid()) -> Grid:
   """Return the grid with every arm of a request on every config of the request.
 
@@ -197,12 +210,13 @@ def make_grid(request: Comparison, before: Grid = Grid()) -> Grid:
     )
   result: list[Arm] = []
   for config in request.configs:
-    group = pathlib.Path(config.partition(':')[0]).stem
+    group = _group_of(config)
     if any(arm.group == group for arm in result):
       raise UserError(f'two configs are called {group}: rename a file, or compare them in two folders')
     arms = [_parse_arm(arm, config, request.overrides) for arm in request.arms]
     _refuse_duplicates('arm', [arm.label for arm in arms])
     known = Grid(tuple(arm for arm in before.arms if arm.group == group))
+    _refuse_other_config(config, known)
     first = known.union(Grid(tuple(arms))).arms[0]
     if request.like:
       first = _parse_arm(request.like, config, request.overrides)
@@ -223,6 +237,10 @@ def arms_with_own_epochs(request: Comparison) -> list[str]:
   """
   own = [arm for arm in request.arms if request.operations and re.search(r'\strain\.epochs=', arm)]
   return [label_of(arm) for arm in own]
+
+
+def _group_of(config: str) -> str:
+  return pathlib.Path(config.partition(':')[0]).stem
 
 
 def label_of(arm: str) -> str:
@@ -266,6 +284,20 @@ def _parse_arm(text: str, config: str, overrides: Sequence[str]) -> Arm:
   return Arm(pathlib.Path(path).stem, label, (given, *keys))
 
 
+def _refuse_other_config(config: str, known: Grid) -> None:
+  """Refuse a config whose arguments, such as recipe=small, are not those of the stored arms of its group."""
+
+  def arguments(text: str) -> set[str]:
+    return {part for part in text.partition(':')[2].split(',') if part and not part.startswith('model=')}
+
+  for flag in (argument for arm in known.arms for argument in arm.arguments if argument.startswith('--config=')):
+    if arguments(flag) != arguments(config):
+      raise UserError(
+        f'the folder has arms of {flag.removeprefix("--config=")}, and --config={config} differs in more than the '
+        'model: give the same config, or choose another --workdir'
+      )
+
+
 def _match_arms(arms: Sequence[Arm], first: Arm, request: Comparison) -> list[Arm]:
   """Return the arms, matched to the arm `first` in parameters and operations as requested.
 
@@ -299,8 +331,11 @@ def _match_parameters(arm: Arm, plan: Plan, budget: int) -> Arm:
   model = match_parameters(
     plan.config.model, budget, lambda part: count_parameters(task.make_model(part), task.shape)
   )
-  units = (f'--config.model.{option}={count}' for option, count in units_of(model).items())
-  return dataclasses.replace(arm, arguments=(*arm.arguments, *units))
+  units = {f'--config.model.{option}': count for option, count in units_of(model).items()}
+  for given in (argument for argument in arm.arguments if argument.partition('=')[0] in units):
+    flag = given.partition('=')[0]
+    warn(f'arm {arm.label} gets {flag}={units[flag]} in place of {given}, to match parameters: --nomatch keeps it')
+  return dataclasses.replace(arm, arguments=(*arm.arguments, *(f'{flag}={count}' for flag, count in units.items())))
 
 
 def _operations(text: str, first: Plan) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hbf.comparison.grid import Arm, Grid
 from hbf.comparison.stored import StoredRuns, open_runs
+from hbf.errors import UserError
 from hbf.evaluation.scores import Score
 from hbf.markdown import table
 
@@ -15,9 +16,14 @@ def held_out_table(grid: Grid, workdir: pathlib.Path) -> str:
 
   A score is the mean over the finished runs, with its standard deviation over the seeds. In each table, the best
   value of the first score is bold.
+
+  Raises:
+    UserError: there are finished runs, but none of them held examples out.
   """
   runs = open_runs(workdir)
   ends = {arm: _ends(arm, grid, runs) for arm in grid.arms}
+  if not any(ends.values()) and any(runs.failure(arm.run_name(seed)) is None for arm, seed in grid.runs()):
+    raise UserError(f'the runs of {workdir} held out no examples: train with --config.data.validation=0.1')
   parts = []
   for group in dict.fromkeys(arm.group for arm in grid.arms):
     arms = [arm for arm in grid.arms if arm.group == group]

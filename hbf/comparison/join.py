@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from hbf.arguments import Parser
 from hbf.comparison.grid import Grid
 from hbf.comparison.pack import new_folder, unpack
-from hbf.comparison.stored import PACKED, RunFolders, check_runs, refuse_busy
+from hbf.comparison.runs import LOGS
+from hbf.comparison.stored import PACKED, KnownData, RunFolders, check_data, check_runs, refuse_busy
 from hbf.errors import UserError, in_one_line
 
 
@@ -34,15 +35,17 @@ def join(folders: Sequence[pathlib.Path], target: pathlib.Path) -> tuple[list[st
 
   Raises:
     UserError: a folder is not a comparison, is damaged or is in use. Two folders have the same run, or arms of the
-      same name with other options. Or the target exists, or cannot be written.
+      same name with other options, or other data. Or the target exists, or cannot be written.
   """
   # An arm keeps the options of the first folder that has it.
   grid = functools.reduce(lambda joined, other: joined.union(other).union(joined), map(Grid.load, folders))
   with new_folder(target) as draft, tempfile.TemporaryDirectory(dir=draft) as scratch:
     owners: dict[str, pathlib.Path] = {}
+    known: dict[str, KnownData] = {}
     sources, left_out = {}, []
     for number, folder in enumerate(folders):
       check_runs(grid, folder, 'join comparisons whose arms of the same name have the same options')
+      known = check_data(grid, folder, known, 'join comparisons on the same data')
       sources[folder] = folder
       if (folder / PACKED).exists():
         sources[folder] = pathlib.Path(scratch, str(number))
@@ -52,6 +55,9 @@ def join(folders: Sequence[pathlib.Path], target: pathlib.Path) -> tuple[list[st
           raise UserError(f'{owners[name]} and {folder} both have the run {name}: remove one of the two')
         owners[name] = folder
     refuse_busy((*folders, *(folder / name for name, folder in owners.items())))
+    for folder in sources.values():
+      if (folder / LOGS).is_dir():  # they say why runs have no result
+        shutil.copytree(folder / LOGS, draft / LOGS, dirs_exist_ok=True)
     for name, folder in owners.items():
       shutil.copytree(sources[folder] / name, draft / name, ignore=shutil.ignore_patterns('.lock'))
     grid.save(draft)

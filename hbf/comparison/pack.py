@@ -16,6 +16,7 @@ import json
 import pathlib
 import shutil
 import sys
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ import numpy as np
 
 from hbf.arguments import Parser
 from hbf.comparison.grid import Grid
+from hbf.comparison.runs import LOGS, NOT_RUN
 from hbf.comparison.stored import PACKED, PackedRuns, RunFolders, refuse_busy
 from hbf.comparison.tune import TUNING, load_trials
 from hbf.errors import UserError, in_one_line
@@ -108,6 +110,10 @@ def unpack(folder: pathlib.Path, target: pathlib.Path) -> list[str]:
           shutil.copyfile(path, draft / path.name)
         elif run in finished:
           shutil.copyfile(path, draft / run / path.name.removeprefix(f'{run}-'))
+    for name in runs.names():
+      if (reason := runs.failure(name)) not in (None, NOT_RUN):
+        (draft / LOGS).mkdir(exist_ok=True)
+        replace_text(draft / LOGS / f'{name}.log', f'{reason}\n')
   return [name for name in runs.names() if name not in finished]
 
 
@@ -135,9 +141,8 @@ def new_folder(target: pathlib.Path) -> Iterator[pathlib.Path]:
   """
   if target.exists() and (not target.is_dir() or any(target.iterdir())):
     raise UserError(f'{target} exists: choose another folder, or remove it')
-  draft = target.with_name(target.name + '.tmp')
+  draft = target.with_name(f'{target.name}.{uuid.uuid4().hex[:8]}.tmp')  # another call may make the same folder
   try:
-    shutil.rmtree(draft, ignore_errors=True)  # left by a killed call
     draft.mkdir(parents=True)
     yield draft
     draft.replace(target)

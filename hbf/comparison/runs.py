@@ -22,6 +22,8 @@ from hbf.training.workdir import in_use
 
 TRAIN = (sys.executable, '-m', 'hbf', 'train')
 POLL_SECONDS = 0.2
+NOT_RUN = 'not run yet'  # in place of the reason why a run has no result
+LOGS = 'logs'  # folder with what the runs print
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,19 +71,23 @@ def run_all(
         for process in running:
           process.stop()
       elif waiting and free:
-        run = waiting.popleft()
-        if in_use(workdir / run.name):  # a process of a killed comparison still trains this run: wait
-          waiting.append(run)
-        else:
-          running.append(_Process(run, workdir, free.popleft()))
+        # Processes of a killed comparison may still train some of the runs, each on a device that shall not get more.
+        idle = [run for run in waiting if not in_use(workdir / run.name)]
+        if idle and len(free) > len(waiting) - len(idle):
+          waiting.remove(idle[0])
+          running.append(_Process(idle[0], workdir, free.popleft()))
           beside = ' beside another run, so both are slow' if running[-1].crowded else ''
-          say(console, f'{run.name}: started on {running[-1].device}{beside}, {len(waiting)} more to do')
+          say(console, f'{idle[0].name}: started on {running[-1].device}{beside}, {len(waiting)} more to do')
       for process in running:
         process.prune(prune(process.run.name))
       for process in [process for process in running if process.ended()]:
         running.remove(process)
         free.append(process.device)
-        say(console, f'{process.run.name}: {process.outcome()}')
+        if process.failed() and in_use(workdir / process.run.name):
+          say(console, f'{process.run.name}: another process still trains it; its end is awaited')
+          waiting.append(process.run)
+        else:
+          say(console, f'{process.run.name}: {process.outcome()}')
       waiting = collections.deque(run for run in waiting if not _finished(workdir / run.name))
       time.sleep(POLL_SECONDS)
     return not stopped()
@@ -110,7 +116,7 @@ def failure(workdir: pathlib.Path, name: str) -> str | None:
   log = _log(workdir, name)
   lines = log.read_text(errors='replace').strip().splitlines() if log.exists() else []
   errors = [line for line in lines if line.startswith('error: ')]
-  return (errors or lines or ['not run yet'])[-1]
+  return (errors or lines or [NOT_RUN])[-1]
 
 
 class _Process:
@@ -140,6 +146,10 @@ class _Process:
 
   def ended(self) -> bool:
     return self._process.poll() is not None
+
+  def failed(self) -> bool:
+    """Return True if the process has ended with an error that nobody asked for."""
+    return self._process.returncode != 0 and not self._asked_to_stop
 
   def stop(self) -> None:
     """Ask the process to save its state and to end. Further calls do nothing."""
@@ -194,4 +204,4 @@ def _new_log(workdir: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def _log(workdir: pathlib.Path, name: str) -> pathlib.Path:
-  return workdir / 'logs' / f'{name}.log'
+  return workdir / LOGS / f'{name}.log'

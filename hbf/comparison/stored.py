@@ -2,26 +2,33 @@
 
 import abc
 import functools
+import json
 import pathlib
-from collections.abc import Iterable
-from typing import Any
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
 from typing_extensions import override
 
 from hbf.comparison.grid import Grid
-from hbf.comparison.runs import failure
+from hbf.comparison.runs import NOT_RUN, failure
 from hbf.errors import UserError
+from hbf.tasks.registry import make_task
 from hbf.training.workdir import (
+  FREE,
+  MEASURED,
   Predictions,
   as_config,
   check_keys,
   check_kinds,
   config_differences,
   damaged,
+  flatten,
   in_use,
   load_config,
+  other_data,
   parse_json,
   read_data,
   read_predictions,
@@ -111,6 +118,74 @@ def check_runs(grid: Grid, folder: pathlib.Path, remedy: str = 'choose another -
     stored = runs.config(name)
     if stored is not None and (differ := config_differences(stored, arm.config(seed))):
       raise UserError(f'{folder / name} holds a run of another config ({differ}): {remedy}')
+
+
+class KnownData(NamedTuple):
+  """The identity of the data of a run (`hbf.data.pipeline.identity`), and the run's name or path."""
+
+  identity: Mapping[str, Any]
+  run: str
+
+
+def check_data(
+  grid: Grid,
+  folder: pathlib.Path,
+  known: Mapping[str, KnownData] = types.MappingProxyType({}),
+  remedy: str = 'choose another --workdir, or remove one',
+) -> dict[str, KnownData]:
+  """Check that stored runs with equal options of the data have the same data.
+
+  Old runs, which did not store the identity of their data, pass.
+
+  Args:
+    grid: the runs.
+    folder: folder of the comparison, packed or not.
+    known: the data of other runs, by the options of the data (`data_options`).
+    remedy: the end of the error message.
+
+  Returns:
+    The data of `known` and of the stored runs.
+
+  Raises:
+    UserError: the data of two runs differ. The message names both.
+  """
+  runs, known = open_runs(folder), dict(known)
+  for arm, seed in grid.runs():
+    name = arm.run_name(seed)
+    identity, config = runs.data(name, 'fingerprint'), runs.config(name)
+    if identity is not None and config is not None:
+      found = KnownData(identity, str(folder / name))
+      _refuse_other_data(known.setdefault(data_options(arm.group, config), found), found, remedy)
+  return known
+
+
+def check_requested_data(grid: Grid, known: Mapping[str, KnownData]) -> None:
+  """Check that the data that a grid would train on are those of the runs so far.
+
+  Args:
+    grid: the runs that are asked for.
+    known: the result of `check_data`.
+
+  Raises:
+    UserError: data of the same options differ.
+  """
+  for options, arm in {data_options(arm.group, arm.config(0)): arm for arm in grid.arms}.items():
+    if options in known:
+      found = KnownData(make_task(arm.config(0)).identity(), 'the data of this call')
+      _refuse_other_data(known[options], found, 'set data.root or data.dir to those, or choose another --workdir')
+
+
+def data_options(group: str, config: ConfigDict) -> str:
+  """Return the config keys that decide which examples a run sees, and its group, as a text. Paths are left out."""
+  left = {*FREE, *(f'data.{key}' for key in MEASURED)}
+  keys = {key: value for key, value in flatten({'data': config.data.to_dict()}).items() if key not in left}
+  return f'{group} {json.dumps(keys, default=str)}'
+
+
+def _refuse_other_data(one: KnownData, other: KnownData, remedy: str) -> None:
+  if one.identity['fingerprint'] != other.identity['fingerprint']:
+    differ = other_data(one.identity, other.identity)
+    raise UserError(f'{one.run} has other data than {other.run} ({differ}): {remedy}')
 
 
 def refuse_busy(paths: Iterable[pathlib.Path]) -> None:
@@ -217,7 +292,7 @@ class PackedRuns(StoredRuns):
   @override
   def failure(self, name: str) -> str | None:
     line = self._lines.get(name, {})
-    return None if 'result' in line else line.get('failed', 'not run yet')
+    return None if 'result' in line else line.get('failed', NOT_RUN)
 
   @functools.cached_property
   def _arrays(self) -> dict[str, np.ndarray] | None:

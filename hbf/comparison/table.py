@@ -34,8 +34,8 @@ class Row:
     failed: for each run without a result, the reason why it has none, by seed.
     mean: mean of the compared score over the seeds. None without a result.
     sd: standard deviation of the compared score over the seeds. None for fewer than two results.
-    difference: difference from the first arm of the group. None for the first arm itself. Also None if one of the
-      two arms has no finished run or has a run without stored outcomes, or if their test examples differ.
+    difference: difference from the first arm of the group. None for the first arm itself, and if `apart` is given.
+    apart: reason why the arm cannot be compared, such as other test examples. '' if there is none.
     published: value of the compared score that others report, or None.
   """
 
@@ -47,6 +47,7 @@ class Row:
   mean: float | None
   sd: float | None
   difference: Difference | None
+  apart: str
   published: float | None
 
   @property
@@ -63,12 +64,13 @@ def read_rows(grid: Grid, workdir: pathlib.Path) -> list[Row]:
   """Return a row for each arm of the grid, from the runs of a folder."""
   runs = open_runs(workdir)
   results = {arm: _results(arm, grid, runs) for arm in grid.arms}
-  compared: dict[Arm, Difference] = {}
+  compared: dict[Arm, Difference | str] = {}
   for group in dict.fromkeys(arm.group for arm in grid.arms):
     compared |= _differences({arm: list(results[arm]) for arm in grid.arms if arm.group == group}, runs)
   rows = []
   for arm in grid.arms:
     values = [result[arm.kind.scores[0].name] for result in results[arm].values()]
+    difference = compared.get(arm)
     rows.append(
       Row(
         group=arm.group,
@@ -78,7 +80,8 @@ def read_rows(grid: Grid, workdir: pathlib.Path) -> list[Row]:
         failed={seed: runs.failure(arm.run_name(seed)) or '' for seed in grid.seeds if seed not in results[arm]},
         mean=statistics.fmean(values) if values else None,
         sd=statistics.stdev(values) if len(values) > 1 else None,
-        difference=compared.get(arm),
+        difference=difference if isinstance(difference, Difference) else None,
+        apart=difference if isinstance(difference, str) else '',
         published=arm.published,
       )
     )
@@ -111,31 +114,50 @@ def _results(arm: Arm, grid: Grid, runs: StoredRuns) -> Results:
   return {seed: result for seed, result in found.items() if result is not None}
 
 
-def _differences(seeds: Mapping[Arm, Sequence[int]], runs: StoredRuns) -> dict[Arm, Difference]:
-  """Return the difference of each arm of a group from the first arm.
+def _differences(seeds: Mapping[Arm, Sequence[int]], runs: StoredRuns) -> dict[Arm, Difference | str]:
+  """Return the difference of each arm of a group from the first arm, or the reason why there is none.
 
-  An arm is left out if it has no finished run, if a run stored no outcomes for the test examples, or if its test
-  examples differ from the first arm's. If the first arm is left out, the result is empty.
+  If the first arm itself cannot be compared, it is the only arm in the result.
 
   Args:
     seeds: the seeds of the finished runs of each arm. The first arm is the reference.
     runs: the stored runs.
   """
-  outcomes: dict[Arm, np.ndarray] = {}
-  examples: list[np.ndarray] = []
-  for arm, arm_seeds in seeds.items():
-    stored = [runs.predictions(arm.run_name(seed)) for seed in arm_seeds]
-    read = [run for run in stored if run is not None]
-    names = arm.kind.label_names
-    examples = examples or [run[name] for run in read[:1] for name in names]
-    alike = all(np.array_equal(run[name], array) for run in read for name, array in zip(names, examples, strict=True))
-    if read and len(read) == len(stored) and alike:
-      outcomes[arm] = np.array([arm.kind.example_scores(run) for run in read])
-    elif not outcomes:
-      return {}  # without the first arm there is no reference
-  arms = list(outcomes)
-  length = block_length(outcomes[arms[0]].shape[1]) if arms[0].kind.consecutive else 1
-  return dict(zip(arms[1:], differences(list(outcomes.values()), length), strict=True))
+  stored = {arm: [runs.predictions(arm.run_name(seed)) for seed in numbers] for arm, numbers in seeds.items()}
+  first, *others = stored
+  like: Mapping[str, np.ndarray] = next((run for run in stored[first] if run is not None), {})
+  examples = [like[name] for name in first.kind.label_names if name in like]
+  reasons = {arm: _why_apart(arm, read, examples) for arm, read in stored.items()}
+  if reasons[first]:
+    return {first: reasons[first]}
+  arms = [first, *(arm for arm in others if not reasons[arm])]
+  outcomes = [_outcomes(arm, stored[arm]) for arm in arms]
+  length = block_length(outcomes[0].shape[1]) if first.kind.consecutive else 1
+  found = dict(zip(arms[1:], differences(outcomes, length), strict=True))
+  return {arm: found.get(arm) or reasons[arm] for arm in others}
+
+
+def _outcomes(arm: Arm, read: Sequence[Mapping[str, np.ndarray] | None]) -> np.ndarray:
+  """Return the scores of S runs for n test examples, [S, n]."""
+  return np.array([arm.kind.example_scores(run) for run in read if run is not None])
+
+
+def _why_apart(arm: Arm, read: Sequence[Mapping[str, np.ndarray] | None], examples: Sequence[np.ndarray]) -> str:
+  """Return the reason why the runs of an arm cannot be compared with the first arm, or ''.
+
+  Args:
+    arm: the arm.
+    read: what each finished run of the arm stored for the test examples. None if it stored nothing.
+    examples: the arrays `label_names` of the first arm.
+  """
+  if not read:
+    return 'it has no finished run'
+  if any(run is None for run in read):
+    return 'a run has no predictions.npz'
+  for run in filter(None, read):
+    if not all(np.array_equal(run[name], one) for name, one in zip(arm.kind.label_names, examples, strict=True)):
+      return 'its test examples are others'
+  return '' if np.isfinite(_outcomes(arm, read)).all() else 'a run has scores that are not finite'
 
 
 def _header(kind: type[Task]) -> tuple[str, ...]:
@@ -166,10 +188,11 @@ def _title(group: str, rows: list[Row]) -> str:
 
 
 def _note(rows: list[Row]) -> str:
-  """Return a note that explains the differences in the table. Return '' if the table has no differences."""
+  """Return a note that explains the differences in the table, and why some are missing. '' if there are none."""
   found = [row.difference for row in rows if row.difference]
+  missing = [f'{row.label} is not compared: {row.apart}.' for row in rows if row.apart and row.results]
   if not found:
-    return ''
+    return ' '.join(missing)
   example, alone = rows[0].kind.example, sum(not difference.seeds for difference in found)
   over = f'over test {example}s alone' if alone == len(found) else f'over test {example}s and seeds'
   every = 'both' if len(found) == 2 else f'all {len(found)}'
@@ -184,6 +207,7 @@ def _note(rows: list[Row]) -> str:
     if 0 < alone < len(found)
     else '',
     f'Models have fewer than {SEEDS} seeds, so nothing is said about other seeds.' if alone == len(found) else '',
+    *missing,
   ]
   return ' '.join(filter(None, sentences))
 
@@ -196,13 +220,18 @@ def _cells(row: Row, mixed: bool) -> tuple[str, ...]:
     row.label,
     f'{some["params"]:,}',
     f'{some[f"flops_per_{unit}"] / 1e6:,.1f}',
-    f'{some["train_operations"]:.2e}'.replace('e+', 'e') if 'train_operations' in some else '',
+    _operations([result['train_operations'] for result in row.results.values() if 'train_operations' in result]),
     str(len(row.results)),
     f'**{row.format(row.mean)}**' + (f' ({row.format(row.sd)})' if row.sd is not None else ''),
     row.format(row.difference.estimate, '+') if row.difference else '',
     _bounds(row, mixed),
     row.format(row.published) if row.published is not None else '',
   )
+
+
+def _operations(found: Sequence[float]) -> str:
+  """Return the mean number of training operations as a text. With `train.patience` it differs between seeds."""
+  return f'{statistics.fmean(found):.2e}'.replace('e+', 'e') if found else ''
 
 
 def _bounds(row: Row, mixed: bool) -> str:

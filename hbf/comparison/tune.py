@@ -20,13 +20,21 @@ from hbf.comparison.curves import draw_expected
 from hbf.comparison.devices import Device
 from hbf.comparison.grid import Arm, Comparison, Grid, arms_with_own_epochs, label_of, make_grid
 from hbf.comparison.proposals import RANDOM, RANDOM_SEARCH, STUDY, Draws, Method, Proposals, Studies, check_optuna
-from hbf.comparison.runs import run_all
+from hbf.comparison.runs import NOT_RUN, run_all
 from hbf.comparison.space import Option, corners, parse_space
-from hbf.comparison.stored import StoredRuns, check_runs, open_runs, refuse_packed
+from hbf.comparison.stored import (
+  StoredRuns,
+  check_data,
+  check_requested_data,
+  check_runs,
+  open_runs,
+  refuse_packed,
+)
 from hbf.errors import UserError, choose
 from hbf.evaluation.scores import Score
 from hbf.files import is_draft
 from hbf.markdown import table
+from hbf.models.matching import units_of
 from hbf.tasks.registry import TASKS
 from hbf.training.workdir import (
   CURE,
@@ -112,9 +120,14 @@ class Trial:
     if failed := runs.failure(self.run):
       return dataclasses.replace(self, held_out=None, loss=None, failed=failed)
     lines = runs.metrics(self.run)
-    held_out = lines_with(lines, 'validation', self.ranks.name)[-1][self.ranks.name]
-    if math.isnan(held_out):  # of outputs that overflow; a comparison with it would have no meaning
-      return dataclasses.replace(self, held_out=None, loss=None, failed='training diverged: its score is NaN')
+    evaluations = lines_with(lines, 'validation', self.ranks.name)
+    if not evaluations:
+      raise damaged(
+        f'the log of {self.run}', 'no held-out score', 'remove this run folder, and give the command again'
+      )
+    held_out = evaluations[-1][self.ranks.name]
+    if not math.isfinite(held_out):  # of outputs that overflow; a comparison with it would have no meaning
+      return dataclasses.replace(self, held_out=None, loss=None, failed=f'training diverged: its score is {held_out}')
     losses = [line['loss'] for line in lines_with(lines, 'train', 'loss')]
     return dataclasses.replace(self, held_out=held_out, loss=losses[-1] if losses else None, failed='')
 
@@ -325,6 +338,11 @@ def _check_request(request: Comparison, count: int) -> tuple[tuple[Option, ...],
   labels = [*map(label_of, request.arms)]
   if unknown := [option.label for option in space if option.label and option.label not in labels]:
     raise UserError(f'the space has an option of arm {unknown[0]}: the arms are {", ".join(labels)}')
+  if request.operations and any(option.key == 'train.epochs' for option in space):
+    raise UserError(
+      f'the space has train.epochs, and every trial gets {request.operations} operations: leave it out, or add '
+      '--operations=none'
+    )
   return space, Draws(space, count)
 
 
@@ -372,7 +390,7 @@ def _make_trials(
       options=arm_trials,
       held_out=None,
       loss=None,
-      failed='not run yet',
+      failed=NOT_RUN,
       arm=text,
       like=like,
       group=arm.group,
@@ -385,6 +403,7 @@ def _make_trials(
   ]
   runs = _Trials(grid.arms, seeds)
   check_runs(runs, workdir)
+  check_requested_data(runs, check_data(runs, workdir))
   return trials, runs
 
 
@@ -403,8 +422,16 @@ def _make_grid(request: Comparison, texts: Sequence[str], before: Sequence[Trial
   grid = make_grid(
     dataclasses.replace(request, like=like, arms=tuple(texts), overrides=overrides, seeds=(FIRST_SEED,))
   )
-  if any(not arm.config(0).data.validation for arm in grid.arms):
-    raise UserError('a search chooses on held-out examples: set data.validation to more than 0')
+  sizes = {'model.expansion'}
+  for config in (arm.config(0) for arm in grid.arms):
+    sizes |= {f'model.{option}' for option in units_of(config.model)}
+    if not (config.data.validation or config.data.get('validation_split')):
+      raise UserError('a search chooses on held-out examples: set data.validation to more than 0')
+  if wrong := [option.key for option in parse_space(request.space) if request.match and option.key in sizes]:
+    raise UserError(
+      f'the space has {wrong[0]}, but the parameters of each trial are matched by its number of units: leave it out, '
+      'or add --nomatch'
+    )
   if before and before[0].group != grid.arms[0].group:
     raise UserError(
       f'the folder has a search on {before[0].group}, not on {grid.arms[0].group}: choose another --workdir'

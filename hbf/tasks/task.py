@@ -184,7 +184,7 @@ class TaskScores(abc.ABC):
   Attributes:
     scores: the scores of a split. The first score ranks checkpoints, and the networks of a comparison.
     label_names: names of those arrays of `add_counts` that depend on the examples only, such as 'labels'. If these
-      arrays are equal for two runs, the runs were tested on the same examples.
+      arrays differ for two runs, the runs were tested on different examples.
   """
 
   scores: ClassVar[tuple[Score, ...]]

@@ -285,7 +285,7 @@ def check_data(workdir: pathlib.Path, data: Mapping[str, Any]) -> None:
     theirs = 'set data.root or data.dir to those (commands for trained runs: --data_root, --data_dir)'
     cure = 'give the same arrays' if found['name'] == ARRAYS else theirs
     raise UserError(
-      f'{workdir} was trained on other data ({_other_data(stored, found)}): {cure}, or choose another --workdir'
+      f'{workdir} was trained on other data ({other_data(stored, found)}): {cure}, or choose another --workdir'
     )
 
 
@@ -294,7 +294,8 @@ def _without_names(data: dict[str, Any]) -> dict[str, Any]:
   return {key: value for key, value in data.items() if key != 'names'}
 
 
-def _other_data(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+def other_data(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+  """Describe the difference of two identities of data, see `hbf.data.pipeline.identity`, that are not equal."""
   if there.get('tokenizer') != here.get('tokenizer'):
     return 'other tokens'
   words = {'name': 'data set', 'classes': 'classes', 'image_shape': 'image shape', 'splits': 'sizes'}

@@ -194,6 +194,51 @@ def test_runs_that_fail_or_are_killed_are_reported_and_the_others_go_on(tmp_path
   assert logs == dict.fromkeys(('digits-failing-0.1.log', 'digits-failing-0.log'), 'error: it can not be\n')
 
 
+def watched(monkeypatch, answers):
+  """Let runs be in use as `answers` says, call by call, by name of the run. After the last one it is done."""
+
+  def in_use(path):
+    if not answers.get(path.name):
+      return False
+    answer = answers[path.name].pop(0)
+    if not answers[path.name]:
+      path.mkdir(exist_ok=True)
+      (path / 'result.json').write_text('{}')
+    return answer
+
+  monkeypatch.setattr(runs, 'in_use', in_use)
+  monkeypatch.setattr(runs, 'POLL_SECONDS', 0.01)
+
+
+def test_a_device_is_kept_for_a_run_that_a_killed_comparison_left(tmp_path, monkeypatch):
+  """It still trains, and on a GPU there is no room for another."""
+  answers = {'digits-left-0': [True, True, True]}
+  watched(monkeypatch, answers)
+  started = []
+
+  class Process(runs._Process):
+    def __init__(self, run, *others):
+      started.append((run.name, answers['digits-left-0'][:]))
+      super().__init__(run, *others)
+
+  monkeypatch.setattr(runs, '_Process', Process)
+  monkeypatch.setattr(runs, 'TRAIN', (sys.executable, '-c', TRAIN))
+  grid = Grid(tuple(Arm('digits', label, ()) for label in ('left', 'sound')), (0,))
+  assert runs.run_all(grid, tmp_path, [Device()], Console(file=sys.stdout))
+  assert started == [('digits-sound-0', [])]  # and the other one did not start at all
+
+
+def test_a_run_that_finds_its_folder_in_use_is_awaited(tmp_path, monkeypatch, capsys):
+  """A killed comparison leaves a run that has not locked its folder yet."""
+  watched(monkeypatch, {'digits-failing-0': [False, True, True]})
+  monkeypatch.setattr(runs, 'TRAIN', (sys.executable, '-c', TRAIN))
+  grid = Grid((Arm('digits', 'failing', ()),), (0,))
+  assert runs.run_all(grid, tmp_path, [Device()], Console(file=sys.stdout))
+  told = capsys.readouterr().out
+  assert 'digits-failing-0: another process still trains it' in told and 'FAILED' not in told
+  assert told.count('started') == 1 and runs.all_finished(grid, tmp_path)
+
+
 def test_a_run_that_is_stopped_as_it_starts_has_not_failed(tmp_path, monkeypatch, capsys):
   @contextlib.contextmanager
   def signals():  # none until the run has started
@@ -261,6 +306,21 @@ def test_another_config_is_refused_before_anything_runs(copied, asked):
   assert {path: path.stat().st_mtime_ns for path in copied.rglob('*')} == before
 
 
+def test_other_data_are_refused_before_anything_runs(copied, asked):
+  """The same config may find other files in its folder, and old results are not those of the new data."""
+  files = list(copied.glob('*/data.json'))
+  stored = json.loads(files[0].read_text())
+  for path in files:
+    path.write_text(json.dumps(stored | {'fingerprint': 'other'}))
+  again = dataclasses.replace(asked, seeds=(0, 1, 2))
+  with pytest.raises(UserError, match=r'digits-vit-0 has other data than the data of this call \(as many examples'):
+    compare(again, copied, [Device()])
+  files[0].write_text(json.dumps(stored))
+  with pytest.raises(UserError, match=r'digits-.* has other data than .*/digits-.*: choose another --workdir'):
+    compare(again, copied, [Device()])
+  assert not (copied / 'digits-vit-2').exists()
+
+
 def test_a_wrong_flag_is_one_line_and_leaves_nothing(asked, tmp_path):
   done = run(command(tmp_path / 'grid', asked, '--preset=mmo'), ROOT)
   assert (done.returncode, done.stdout) == (1, '')
@@ -290,7 +350,9 @@ def test_a_flag_with_one_dash_is_known_by_its_key(monkeypatch):
 def test_a_flag_that_would_do_nothing_is_refused_before_anything_runs(tmp_path):
   needs = {'space=seed=1|2': 'tune', 'sampler=random': 'tune', 'prune': 'tune', 'split=validation': 'report'}
   commands = [['hbf/cli/compare.py', f'--workdir={tmp_path / "grid"}', f'--{flag}'] for flag in needs]
-  for ended, (flag, needed) in zip(run_each(commands), needs.items(), strict=True):
+  *refused, search = run_each([*commands, ['hbf/cli/compare.py', f'--workdir={tmp_path}', '--preset=laptop-tune']])
+  assert search == [1, '', 'error: preset laptop-tune is a search: add its number of trials, such as --tune=12\n']
+  for ended, (flag, needed) in zip(refused, needs.items(), strict=True):
     name = flag.partition('=')[0]
     assert ended == [1, '', f'error: --{name} needs --{needed}: add it, or leave --{name} out\n']
   assert not (tmp_path / 'grid').exists()

@@ -16,11 +16,12 @@ from hbf.comparison.grid import (
   arms_with_own_epochs,
   make_grid,
   parse_seeds,
+  published_for,
   with_arms,
 )
 from hbf.comparison.presets import PRESETS
 from hbf.comparison.stored import check_runs
-from hbf.errors import UserError
+from hbf.errors import Notice, UserError
 from hbf.models.build import flops_per_example
 from hbf.training.experiment import make_plan, training_operations
 from hbf.training.schema import stamp
@@ -136,6 +137,36 @@ def test_the_memos_table_is_six_arms_with_its_figures(monkeypatch):
   labels = {f'{config.split("/")[1].split(".")[0]}/{arm}' for config in preset.configs for arm in preset.arms}
   assert labels == set(preset.published)
   assert len(preset.seeds) >= 3
+
+
+@pytest.mark.parametrize(
+  ('changes', 'left'),
+  [
+    ({}, {'digits/vit', 'digits/hyperbf'}),
+    ({'configs': ('digits:recipe=small',), 'seeds': (7,)}, {'digits/vit', 'digits/hyperbf'}),
+    ({'overrides': ('--config.data.dir=x',)}, {'digits/vit', 'digits/hyperbf'}),
+    ({'arms': ('vit', 'hyperbf: hyperbf model.depth=2')}, {'digits/vit'}),
+    ({'configs': ('digits:recipe=laptop',)}, set()),
+    ({'overrides': ('--config.train.epochs=1.0',)}, set()),
+    ({'match': False}, set()),
+  ],
+)
+def test_published_scores_stand_beside_the_runs_of_the_preset_only(changes, left):
+  preset = Comparison((CONFIG,), ('vit', 'hyperbf'), published={'digits/vit': 90.0, 'digits/hyperbf': 97.5})
+  assert published_for(preset, dataclasses.replace(preset, **changes)).keys() == left
+
+
+def test_a_folder_has_one_config_of_a_name(grid_of):
+  """Otherwise arms of two recipes would stand in one table, each with its difference from the first."""
+  before = grid_of('vit')
+  with pytest.raises(UserError, match=r'has arms of configs/digits\.py:model=vit,recipe=small, and --config=digits:'):
+    grid_of('gmlp', config='digits:recipe=laptop', before=before)
+  assert before.union(grid_of('gmlp', config='digits:recipe=small', before=before)).seeds == before.seeds
+
+
+def test_units_that_matching_replaces_are_named(grid_of):
+  with pytest.warns(Notice, match=r'own gets --config\.model\.stage2\.hidden=\d+ in place of .*=7, to match'):
+    grid_of('vit', 'own: vit model.stage2.hidden=7')
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,29 @@ def test_packed_runs_join_without_checkpoints_and_without_runs_that_have_no_resu
   assert (tmp_path / 'both/cifar10-vit-1/checkpoints').exists()
 
 
+def test_what_the_runs_printed_is_joined(tmp_path):
+  """A run without a result has no other place for the reason."""
+  here, there = comparison(tmp_path / 'here', ['vit'], (0,)), comparison(tmp_path / 'there', ['gmlp'], (0,))
+  (there / 'cifar10-gmlp-0' / 'result.json').unlink()
+  (there / 'logs').mkdir()
+  (there / 'logs' / 'cifar10-gmlp-0.log').write_text('error: training diverged\n')
+  pack(there, tmp_path / 'packed')
+  for number, second in enumerate((there, tmp_path / 'packed')):
+    join([here, second], tmp_path / str(number))
+    rows = read_rows(Grid.load(tmp_path / str(number)), tmp_path / str(number))
+    assert rows[1].failed == {0: 'error: training diverged'}
+
+
+def test_comparisons_on_other_data_are_not_joined(tmp_path):
+  here, there = comparison(tmp_path / 'here', ['vit'], (0,)), comparison(tmp_path / 'there', ['gmlp'], (1,))
+  for run, fingerprint in ((here / 'cifar10-vit-0', 'a'), (there / 'cifar10-gmlp-1', 'b')):
+    write_json(run / 'data.json', {'name': 'cifar10', 'fingerprint': fingerprint})
+  with pytest.raises(UserError, match=r'here/cifar10-vit-0 has other data than .*there/cifar10-gmlp-1 \(as many'):
+    join([here, there], tmp_path / 'both')
+  write_json(there / 'cifar10-gmlp-1' / 'data.json', {'name': 'cifar10', 'fingerprint': 'a'})
+  join([here, there], tmp_path / 'both')
+
+
 def test_what_cannot_be_joined_is_refused_and_leaves_nothing(tmp_path):
   here, target = comparison(tmp_path / 'here', ['vit'], (0, 1)), tmp_path / 'both'
   there = comparison(tmp_path / 'there', ['vit'], (1,))

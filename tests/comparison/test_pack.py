@@ -71,6 +71,20 @@ def rewritten(packed, change):
   return PackedRuns(packed)
 
 
+def test_an_unpacked_run_without_a_result_keeps_the_reason(packed, tmp_path):
+  unpack(packed, tmp_path / 'again')
+  before, after = open_runs(packed), open_runs(tmp_path / 'again')
+  names = [arm.run_name(seed) for arm, seed in GRID.runs()]
+  assert [after.failure(name) for name in names] == [before.failure(name) for name in names]
+  assert after.failure('cifar10-bad-0') == 'error: training diverged'
+
+
+def test_a_folder_beside_the_target_is_left_alone(folder, tmp_path):
+  (tmp_path / 'packed.tmp').mkdir()
+  pack(folder, tmp_path / 'packed')
+  assert (tmp_path / 'packed.tmp').exists()
+
+
 def test_nothing_is_lost(folder, packed):
   before, after = open_runs(folder), open_runs(packed)
   assert isinstance(before, RunFolders) and isinstance(after, PackedRuns)

@@ -102,9 +102,42 @@ def test_runs_on_other_images_are_not_compared(finish, tmp_path):
   write_predictions(tmp_path / grid.arms[1].run_name(1), {'labels': labels, 'predictions': labels})
   (tmp_path / grid.arms[2].run_name(0) / 'predictions.npz').unlink()
   assert [row.difference for row in read_rows(grid, tmp_path)] == [None] * 4
+  said = 'hyperbf is not compared: its test examples are others. gone is not compared: a run has no predictions.npz.'
+  assert said in shown_by(grid, tmp_path)[0].splitlines()
   finish_again = grid_of('vit', 'gone', 'hyperbf')
   write_predictions(tmp_path / grid.arms[2].run_name(0), {'labels': np.arange(EXAMPLES) % 10, 'predictions': labels})
   assert [row.difference is None for row in read_rows(finish_again, tmp_path)] == [True, False, True]
+
+
+def test_a_text_whose_scores_overflow_is_not_compared_and_the_others_are(tmp_path):
+  grid = Grid(tuple(Arm('shakespeare', label, (), task='next_token') for label in ('gpt', 'wild', 'hyperbf')), (0,))
+  for number, (arm, seed) in enumerate(grid.runs()):
+    nll = np.full(40, np.inf if arm.label == 'wild' else 50.0 + number)
+    (tmp_path / arm.run_name(seed)).mkdir()
+    write_predictions(tmp_path / arm.run_name(seed), {'tokens': np.full(40, 25), 'correct': nll, 'nll': nll})
+    about = {'recipe': 'small', 'epochs': 2.0, 'device': 'a cpu', 'params': 1000, 'flops_per_token': 1e6}
+    write_json(tmp_path / arm.run_name(seed) / 'result.json', about | {'token_nll': float(nll.mean()) / 25})
+  text, cells = shown_by(grid, tmp_path)
+  assert cells['wild']['difference'] == '' and cells['hyperbf']['difference'] == '+0.0800'
+  assert 'wild is not compared: a run has scores that are not finite.' in text
+
+
+def test_operations_are_the_mean_over_the_seeds(finish, tmp_path):
+  """Runs with `train.patience` end after different numbers of steps."""
+  grid = grid_of('vit')
+  for seed, operations in zip(grid.seeds, (1e12, 3e12), strict=True):
+    finish(grid.arms[0], seed)
+    path = tmp_path / grid.arms[0].run_name(seed) / 'result.json'
+    write_json(path, json.loads(path.read_text()) | {'train_operations': operations})
+  assert shown_by(grid, tmp_path)[1]['vit']['training operations'] == '2.00e12'
+
+
+def test_a_report_of_held_out_images_is_refused_if_there_were_none(finish, tmp_path):
+  grid = grid_of('vit')
+  grid.save(tmp_path)
+  finish(grid.arms[0], 0)
+  with pytest.raises(UserError, match=r'held out no examples: train with --config\.data\.validation=0\.1'):
+    report(tmp_path, 'validation')
 
 
 @pytest.mark.parametrize('packed', [False, True])

@@ -61,8 +61,13 @@ def test_a_trial_whose_score_is_not_a_number_has_diverged():
   logs = types.SimpleNamespace(failure=lambda run: None, metrics=lambda run: lines)
   found = trial.measured(logs)
   assert found.diverged and found.settled and found.held_out is None
+  lines[1]['token_nll'] = float('inf')
+  assert trial.measured(logs).diverged
   lines[1]['token_nll'] = 1.5
   assert (trial.measured(logs).held_out, trial.measured(logs).failed) == (1.5, '')
+  del lines[1]
+  with pytest.raises(UserError, match=r'the log of any is damaged \(no held-out score\): remove this run folder'):
+    trial.measured(logs)
 
 
 def test_all_arms_have_the_same_draws_of_the_options_that_they_share():
@@ -180,6 +185,8 @@ def test_tuned_arms_are_those_that_were_searched_with_seeds_that_were_not(asked,
     ({'space': ('rleu: model.heads=2|4',)}, 1, 'option of arm rleu: the arms are relu, gelu'),
     ({'space': ('model.haeds=2|4',)}, 1, "unknown config key 'haeds'"),
     ({'overrides': ('--config.data.validation=0.0',)}, 1, 'set data.validation to more than 0'),
+    ({'space': ('model.expansion=1.0|2.0',)}, 1, r'the space has model\.expansion, but the parameters of each trial'),
+    ({'space': ('train.epochs=1.0|2.0',), 'operations': '1e9'}, 1, r'has train\.epochs, and every trial gets 1e9'),
   ],
 )
 def test_what_can_not_be_searched_is_refused(asked, search, tmp_path, changes, count, message):
