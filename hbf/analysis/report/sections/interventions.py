@@ -98,9 +98,8 @@ def _controls(
     f'a random half of the units of {block} silenced': unit_params.silence(run.params, block, half.tolist()),
   }
   if found:
-    points = interventions.points_of(run, training.images)
     for seed in range(SEEDS):
-      moved = interventions.with_random_centers(run, points, seed)
+      moved = interventions.with_random_centers(run, training.images, seed)
       controls[f'all centers of all blocks at random training tokens, draw {seed + 1}'] = moved.params
   before = run.logits(images)
   effects = {
