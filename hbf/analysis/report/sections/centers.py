@@ -61,8 +61,8 @@ def section(run: TrainedRun, training: LabeledImages) -> tuple[Section, dict[str
     Paragraph(
       f'The nearest patches come from {len(training.labels):,} training images. A center is awake for a token if its '
       'share of ΣK is at least twice the even share. Purity has a meaning only if it exceeds three controls: random '
-      'training tokens in place of the centers (the image of such a token does not count), the network at '
-      f'initialization, and {NEAREST} random images, whose purity is '
+      'training tokens in place of the centers (the image of such a token does not count), the network with '
+      f'random parameters, and {NEAREST} random images, whose purity is '
       f'{100 * numbers["purity_of_random_images"]:.0f}%. The noise has a standard deviation of {NOISE} (pixels are 0 '
       'to 255). If every center is moved onto its nearest training token, the accuracy changes from '
       f'{accuracy:.2f}% to {projected:.2f}%.'
