@@ -21,7 +21,7 @@ from hbf.data.datasets import Dataset, from_arrays
 from hbf.data.images.arrays import NAME, ArrayData, to_images
 from hbf.editing import edit as image_edits
 from hbf.editing import text as text_edits
-from hbf.editing.edit import ImageEditor, guarded_images, labeled_images, no_edits
+from hbf.editing.edit import ImageEditor, class_number, guarded_images, labeled_images, no_edits
 from hbf.editing.editor import REACH, check_options
 from hbf.editing.guard import Reader
 from hbf.editing.learn import check_names, learn_images, nothing_learned
@@ -278,6 +278,8 @@ def edit(
   _check_one_each('answers', answers, checked)
   if run.learned:
     raise UserError('the run has learned classes, which edits can not join yet: load the run without them')
+  for answer in answers:
+    class_number(answer, run.classes)  # before the training images are read
   if among is None:
     run._check_stored('hbf.edit', 'among=x_train')
   kept = guarded_images(run.workdir, run.config) if among is None else run._checked(among, 'among')
@@ -340,7 +342,7 @@ def learn(run: 'Run', images: Any, labels: Sequence[str], *, among: tuple[Any, S
     if given is None:
       run._check_stored('hbf.learn', 'among=(x_train, y_train)')
     known = given or labeled_images(run.workdir, run.config)
-    learned = nothing_learned(reader, *known, len(trained), run.step, run.average)
+    learned = nothing_learned(reader, *known, trained, run.step, run.average)
   sources = [f'image {number}' for number in range(len(checked))]
   return run.with_learned(learn_images(reader, learned, checked, labels, sources))
 
