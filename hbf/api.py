@@ -242,7 +242,7 @@ def edit(
     examples: images [N, H, W, C] of the run's height, width and channels: uint8, or floats from 0 to 1. Or N prompts,
       for a run of task next_token.
     answers: name or index of the right class of each image, [N]. Or the text that should follow each prompt.
-    among: images whose answers should not change, in the same form as `examples`. None: up to 20,000 training images.
+    among: images whose answers should not change, in the same form as `examples`. None: some 20,000 training images.
       Each call of this function then reads them, which takes a minute or less on a CPU. A run on arrays in memory
       needs `among`, such as its `x_train`. With prompts, `among` must be None: the answers that should not change are
       the next tokens at up to 20,000 positions of the training text.
@@ -317,7 +317,7 @@ def learn(run: 'Run', images: Any, labels: Sequence[str], *, among: tuple[Any, S
       to 1.
     labels: the name of the class of each image, [N].
     among: a pair: n images of the trained classes, in the form of `images`, and the index of each image's class, [n].
-      Each trained class needs at least two images. None: up to 20,000 training images. The first call for a run then
+      Each trained class needs at least two images. None: some 20,000 training images. The first call for a run then
       reads these images, which takes a minute or less on a CPU. A run on arrays in memory needs `among`, such as its
       `(x_train, y_train)`.
 
