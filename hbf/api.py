@@ -21,7 +21,7 @@ from hbf.data.datasets import Dataset, from_arrays
 from hbf.data.images.arrays import NAME, ArrayData, to_images
 from hbf.editing import edit as image_edits
 from hbf.editing import text as text_edits
-from hbf.editing.edit import ImageEditor, guarded_images, labeled_images, no_edits
+from hbf.editing.edit import ImageEditor, class_number, guarded_images, labeled_images, no_edits
 from hbf.editing.editor import REACH, check_options
 from hbf.editing.guard import Reader
 from hbf.editing.learn import check_names, learn_images, nothing_learned
@@ -242,7 +242,7 @@ def edit(
     examples: images [N, H, W, C] of the run's height, width and channels: uint8, or floats from 0 to 1. Or N prompts,
       for a run of task next_token.
     answers: name or index of the right class of each image, [N]. Or the text that should follow each prompt.
-    among: images whose answers should not change, in the same form as `examples`. None: up to 20,000 training images.
+    among: images whose answers should not change, in the same form as `examples`. None: some 20,000 training images.
       Each call of this function then reads them, which takes a minute or less on a CPU. A run on arrays in memory
       needs `among`, such as its `x_train`. With prompts, `among` must be None: the answers that should not change are
       the next tokens at up to 20,000 positions of the training text.
@@ -278,6 +278,8 @@ def edit(
   _check_one_each('answers', answers, checked)
   if run.learned:
     raise UserError('the run has learned classes, which edits can not join yet: load the run without them')
+  for answer in answers:
+    class_number(answer, run.classes)  # before the training images are read
   if among is None:
     run._check_stored('hbf.edit', 'among=x_train')
   kept = guarded_images(run.workdir, run.config) if among is None else run._checked(among, 'among')
@@ -315,7 +317,7 @@ def learn(run: 'Run', images: Any, labels: Sequence[str], *, among: tuple[Any, S
       to 1.
     labels: the name of the class of each image, [N].
     among: a pair: n images of the trained classes, in the form of `images`, and the index of each image's class, [n].
-      Each trained class needs at least two images. None: up to 20,000 training images. The first call for a run then
+      Each trained class needs at least two images. None: some 20,000 training images. The first call for a run then
       reads these images, which takes a minute or less on a CPU. A run on arrays in memory needs `among`, such as its
       `(x_train, y_train)`.
 
@@ -340,7 +342,7 @@ def learn(run: 'Run', images: Any, labels: Sequence[str], *, among: tuple[Any, S
     if given is None:
       run._check_stored('hbf.learn', 'among=(x_train, y_train)')
     known = given or labeled_images(run.workdir, run.config)
-    learned = nothing_learned(reader, *known, len(trained), run.step, run.average)
+    learned = nothing_learned(reader, *known, trained, run.step, run.average)
   sources = [f'image {number}' for number in range(len(checked))]
   return run.with_learned(learn_images(reader, learned, checked, labels, sources))
 

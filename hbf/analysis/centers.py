@@ -78,13 +78,16 @@ def census(
   """
   nearest = min(nearest, len(images))  # else copies that fill up a batch would be among them
   found: dict[str, list[dict[str, np.ndarray]]] = {}
+  sums: dict[str, dict[str, np.ndarray]] = {}
   for number, activations in run.capture_batches(images):
     for block in activations.points:
       responses, log_kernels = activations.responses[block], activations.log_kernels[block]
       part = jax.device_get(_reduced(responses, log_kernels, number >= 0, nearest))
+      total = sums.setdefault(block, dict.fromkeys(SUMS, np.zeros(())))
+      sums[block] = {name: total[name] + part.pop(name) for name in SUMS}  # a list of the products [U, U] would grow
       found.setdefault(block, []).append(part | {'image': number[part['image']]})
   gradients = {} if labels is None or not found else coefficient_gradients(run, images, labels)
-  return {block: _census(parts, nearest, gradients.get(block)) for block, parts in found.items()}
+  return {block: _census(parts, sums[block], nearest, gradients.get(block)) for block, parts in found.items()}
 
 
 def coefficient_gradients(run: TrainedRun, images: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
@@ -150,16 +153,21 @@ def _reduced(responses: jax.Array, log_kernels: jax.Array, real: jax.Array, near
   }
 
 
-def _census(parts: Sequence[Mapping[str, np.ndarray]], nearest: int, gradient: np.ndarray | None) -> Census:
+def _census(
+  parts: Sequence[Mapping[str, np.ndarray]], sums: Mapping[str, Any], nearest: int, gradient: np.ndarray | None
+) -> Census:
   """Combine the results of `_reduced` for all batches into a census.
 
-  `gradient` is the result of `coefficient_gradients` for the block, [U], or None if it is unknown.
+  Args:
+    parts: the results, without the entries in `SUMS`.
+    sums: the sums over the batches of the entries in `SUMS`, in float64.
+    nearest: number of nearest images to find for each center.
+    gradient: the result of `coefficient_gradients` for the block, [U]. None: it is unknown.
   """
   names = ('image', 'token', 'log_kernel', 'response')
   joined = {name: np.concatenate([part[name] for part in parts], axis=1) for name in names}
   order = np.argsort(-joined['log_kernel'], axis=1, kind='stable')[:, :nearest]
   image, token, log_kernel, response = (np.take_along_axis(z, order, axis=1) for z in joined.values())
-  sums: dict[str, Any] = {name: np.sum([part[name] for part in parts], axis=0, dtype=np.float64) for name in SUMS}
   tokens, count, effective, total, products = (sums[name] for name in SUMS)
   mean: np.ndarray = total / tokens
   covariance = products / tokens - np.outer(mean, mean)
@@ -198,7 +206,7 @@ def random_tokens(
     rows, columns, _ = run.patches_of(block)
     own = random.integers(len(images), size=len(block_census.rate))
     token = random.integers(run.first_patch + rows * columns, size=len(own))
-    params = _move_centers(run, images, {block: (own, token)})
+    params = move_centers(run, images, {block: (own, token)})
     null = census(run.with_params(params), images, nearest + 1)[block]
     kept = np.argsort(null.images == own[:, None], axis=1, kind='stable')[:, : min(nearest, len(images) - 1)]
     near: dict[str, Any] = {
@@ -230,26 +238,34 @@ def project_centers(run: TrainedRun, images: np.ndarray, found: Mapping[str, Cen
     The parameters with the moved centers.
   """
   nearest = {block: (c.images[:, 0], c.tokens[:, 0]) for block, c in found.items()}
-  return _move_centers(run, images, nearest)
+  return move_centers(run, images, nearest)
 
 
-def _move_centers(run: TrainedRun, images: np.ndarray, chosen: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Any:
-  """Return the parameters with the centers of some blocks moved onto tokens.
+def move_centers(run: TrainedRun, images: np.ndarray, chosen: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Any:
+  """Return the parameters with the centers of some blocks moved onto tokens of images.
 
-  `chosen` has two arrays int [U] for each of these blocks. For each center, they have the index of an image and the
-  index of a token in this image.
+  Args:
+    run: the run.
+    images: uint8 [n, height, width, channels].
+    chosen: two arrays int [U] for each of these blocks. For each center, they have the index of an image and the
+      index of a token in this image.
   """
   wanted = np.unique(np.concatenate([image for image, _ in chosen.values()]))
-  parts = [(number >= 0, activations.points) for number, activations in run.capture_batches(images[wanted])]
+  tokens: dict[str, np.ndarray] = {}
+  for number, activations in run.capture_batches(images[wanted]):
+    for block, (image, token) in chosen.items():
+      row = np.searchsorted(wanted, image) - number[0]  # in this batch
+      own, points = (row >= 0) & (row < len(number)), np.asarray(activations.points[block])
+      tokens.setdefault(block, np.zeros((len(image), points.shape[-1]), np.float32))[own] = points[
+        row[own], token[own]
+      ]
   params = dict(run.params)
-  for block, (image, token) in chosen.items():
-    points = np.concatenate([np.asarray(part[block])[real] for real, part in parts])
-    tokens = points[np.searchsorted(wanted, image), token]
+  for block, found in tokens.items():
     unit = params[block]['stage2']
     heads, centers, dimensions = unit['centers'].shape
-    per_head = tokens.reshape(heads, centers, heads, dimensions)  # a head sees its own dimensions
-    moved = jnp.asarray(per_head[np.arange(heads), :, np.arange(heads)])
-    params[block] = params[block] | {'stage2': unit | {'centers': moved}}
+    per_head = found.reshape(heads, centers, heads, dimensions)  # a head sees its own dimensions
+    places = jnp.asarray(per_head[np.arange(heads), :, np.arange(heads)])
+    params[block] = params[block] | {'stage2': unit | {'centers': places}}
   return params
 
 
@@ -281,7 +297,9 @@ def _through(added: np.ndarray, norm: Any, dense: Any) -> np.ndarray:
   return centered * np.asarray(norm['scale'], np.float64) @ np.asarray(dense['kernel'], np.float64)
 
 
-def crops(run: TrainedRun, block: str, images: np.ndarray, tokens: np.ndarray, around: int = 1) -> np.ndarray:
+def crops(
+  run: TrainedRun, block: str, images: np.ndarray, chosen: np.ndarray, tokens: np.ndarray, around: int = 1
+) -> np.ndarray:
   """Return parts of images, uint8 [..., side, side, channels]: the patch of one token, and the patches around it.
 
   Pixels outside of the image are gray.
@@ -289,19 +307,20 @@ def crops(run: TrainedRun, block: str, images: np.ndarray, tokens: np.ndarray, a
   Args:
     run: the run.
     block: name of the block whose tokens they are.
-    images: uint8 [..., height, width, channels].
-    tokens: index of a token for each image, int [...]. The class token has no patch, so the patch in the middle of
-      the image is returned for it.
+    images: uint8 [n, height, width, channels].
+    chosen: indices of the images to cut from, int [...].
+    tokens: index of a token for each chosen image, int [...]. The class token has no patch, so the patch in the
+      middle of the image is returned for it.
     around: number of patches to show on each side of the patch.
   """
   shown, positions = run.patches_of(block), np.asarray(tokens) - run.first_patch
   positions = np.where(positions < 0, shown.middle, positions)
-  flat = images.reshape(-1, *images.shape[-3:])
   margin = around * shown.side
-  padded = np.pad(flat, ((0, 0), (margin, margin), (margin, margin), (0, 0)), constant_values=128)
   side = shown.side + 2 * margin
-  rows, columns = (shown.side * z for z in divmod(positions.ravel(), shown.columns))
-  cut = [
-    image[row : row + side, column : column + side] for image, row, column in zip(padded, rows, columns, strict=True)
-  ]
-  return np.stack(cut).reshape(*positions.shape, side, side, images.shape[-1])
+  cut = np.full((positions.size, side, side, images.shape[-1]), 128, np.uint8)
+  for part, image, position in zip(cut, np.ravel(chosen), positions.ravel(), strict=True):
+    top, left = (shown.side * z - margin for z in divmod(position, shown.columns))
+    inside = images[image, max(top, 0) : top + side, max(left, 0) : left + side]
+    row, column = max(-top, 0), max(-left, 0)
+    part[row : row + inside.shape[0], column : column + inside.shape[1]] = inside
+  return cut.reshape(*positions.shape, *cut.shape[1:])

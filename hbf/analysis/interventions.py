@@ -5,7 +5,7 @@ to 0.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from hbf.analysis.capture import by_token
+from hbf.analysis.centers import move_centers
 from hbf.analysis.relevance import probabilities, random_orders, readout, removed_counts
 from hbf.analysis.trained_run import TrainedRun
-from hbf.analysis.unit_params import Params, directions, last_block
+from hbf.analysis.unit_params import Params, block_names, count_units, directions, last_block
 from hbf.models.build import unrolled
 from hbf.models.classifier import ImageClassifier
 from hbf.nn.block import Block
@@ -276,28 +277,18 @@ def removals(run: TrainedRun, units: LastUnits) -> dict[str, Curve]:
   return found | {'random': Curve(drawn[0].gone, np.mean([curve.probability for curve in drawn], axis=0))}
 
 
-def points_of(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
-  """Return the inputs [n · N, D] of stage 2, by the name of each block with centers, for uint8 images [n, …]."""
-  found: dict[str, list[np.ndarray]] = {}
-  for number, activations in run.capture_batches(images):
-    for block, points in activations.points.items():
-      found.setdefault(block, []).append(np.asarray(points)[number >= 0].reshape(-1, points.shape[-1]))
-  return {block: np.concatenate(parts) for block, parts in found.items()}
-
-
-def with_random_centers(run: TrainedRun, points: Mapping[str, np.ndarray], seed: int) -> TrainedRun:
+def with_random_centers(run: TrainedRun, images: np.ndarray, seed: int) -> TrainedRun:
   """Return the run with every center moved to a random token, as a control. Coefficients do not change.
 
   Args:
     run: a run with HyperBF in stage 2.
-    points: tokens to draw from for each block, [M, D], as returned by `points_of`.
+    images: the images whose tokens are drawn, uint8 [n, height, width, channels].
     seed: the seed of the draws.
   """
-  draws, params = np.random.default_rng(seed), dict(run.params)
-  for block, rows in points.items():
-    unit = params[block]['stage2']
-    heads, count, d = unit['centers'].shape
-    drawn = rows[draws.choice(len(rows), heads * count)].reshape(heads, count, heads, d)
-    places = np.stack([drawn[head, :, head] for head in range(heads)])
-    params[block] = params[block] | {'stage2': unit | {'centers': jnp.asarray(places)}}
-  return run.with_params(params)
+  draws, chosen = np.random.default_rng(seed), {}
+  for block in block_names(run.model):
+    rows, columns, _ = run.patches_of(block)
+    length = run.first_patch + rows * columns
+    drawn = draws.choice(len(images) * length, count_units(run.params, block))
+    chosen[block] = drawn // length, drawn % length
+  return run.with_params(move_centers(run, images, chosen))

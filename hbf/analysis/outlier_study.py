@@ -25,8 +25,11 @@ from hbf.analysis.outlier_scores import ClassGaussians, calibrated, class_densit
 from hbf.analysis.outlier_tokens import RANKS, TOKENS, Fitted, Scores
 from hbf.analysis.report.outlier_report import draw, table
 from hbf.analysis.study import Record, Study, check_folder_names, data_of
+from hbf.data.pipeline.host import read_many
+from hbf.data.pipeline.order import evenly_spaced
 from hbf.errors import UserError, in_one_line
 from hbf.evaluation.outliers import energy_score, separation, softmax_score
+from hbf.training.experiment import make_splits
 
 TRAINING = 20_000  # training images that the scores are fitted to
 HELD_OUT = 2_000  # held-out images for the choice of k and the calibration of the blocks' scores
@@ -125,7 +128,7 @@ def learn(run: ImageRun) -> Known:
     if count < 2:  # one image has no covariance
       read = f'{len(images)} training images of {run.workdir}'
       raise UserError(f'{count} of {read} are of class {name}: expected two or more of every class')
-  tokens = outlier_tokens.fit(run, images[: outlier_tokens.IMAGES])
+  tokens = outlier_tokens.fit(run, images[evenly_spaced(len(images), outlier_tokens.IMAGES)])
   features = outlier_tokens.features(run, images)
   shared, own = (ClassGaussians.fit(features, labels, one_covariance) for one_covariance in (True, False))
   held_out = run.read('validation', HELD_OUT).images
@@ -200,7 +203,7 @@ def load_outside(run: ImageRun, wanted: Sequence[str]) -> dict[str, np.ndarray]:
   """Return the images that should have lower scores than test images: images of other data sets, textures and noise.
 
   The result is a dict from the name of each kind to its images, uint8 [m, height, width, channels]. The textures are
-  made from test images that are not scored themselves.
+  made from test images that are not scored themselves. If there are none, textures are missing.
 
   Args:
     run: the run.
@@ -208,9 +211,12 @@ def load_outside(run: ImageRun, wanted: Sequence[str]) -> dict[str, np.ndarray]:
   """
   near = {'tiny_imagenet': LIKE_CIFAR10} if run.restored.config.data.name == 'cifar10' else {}
   found = load_ood_images(run, wanted, near)
-  others = run.read('test', 2 * MOST).images[1::2]
-  noise = {NOISE: found.pop(NOISE)}
-  return found | {SCRAMBLED: scrambled(others, seed=0)} | noise
+  noise, test = {NOISE: found.pop(NOISE)}, make_splits(run.task, run.restored.config.data.validation)['test']
+  others = np.setdiff1d(evenly_spaced(len(test), 2 * MOST), evenly_spaced(len(test), MOST))
+  if len(others) < 2:  # an AUROC needs two
+    logging.warning('%s: its %d test images are all scored, so there are no textures', run.workdir, len(test))
+    return found | noise
+  return found | {SCRAMBLED: scrambled(read_many(test, others, run.task.shape)[0], seed=0)} | noise
 
 
 def add(rows: list[dict[str, Any]], run: ImageRun, outside: Mapping[str, np.ndarray]) -> bool:

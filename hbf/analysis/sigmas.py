@@ -29,7 +29,8 @@ class SigmaSummary:
     sigma: all learned σ of the stage, [n]. n is 0 if σ is fixed, or if the kernel has no σ (`signed_gaussian`).
     sigma_init: mean σ at initialization. NaN if no σ is learned.
     distance: root mean square of the distance ‖W(x − t)‖. In stage 1, x is a query and t a key of the same image, or
-      of the same window (`model.window`), even if a mask hides it. In stage 2, x is a token and t a center.
+      of the same window (`model.window`), even if a mask hides it. Rotary positions do not turn them yet, and the
+      centers of `memory` are left out. In stage 2, x is a token and t a center.
     metric: difference of the metric from the identity, ‖WᵀW − 1‖/‖1‖ in Frobenius norms, as the mean over the heads.
       None if the metric is not learned.
   """

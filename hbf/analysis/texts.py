@@ -68,7 +68,10 @@ class TextRun(RestoredRun):
       UserError: the split is shorter than one window.
     """
     text = make_splits(self.task, self.restored.config.data.validation)[split].tokens
-    return spaced_windows(text, self.task.length, most)
+    try:
+      return spaced_windows(text, self.task.length, most)
+    except UserError as error:
+      raise UserError(f'split {split}: {error}') from None
 
   def shown(self, tokens: Sequence[int]) -> str:
     """Return tokens as a text with visible line breaks and tabs."""
@@ -84,6 +87,13 @@ class TextRun(RestoredRun):
     """
     params = self.params if params is None else params
     return Observed(*in_batches(lambda batch: _observe(self.model, params, batch[:, :-1]), windows, BATCH))
+
+  def responses(self, windows: np.ndarray) -> dict[str, np.ndarray]:
+    """Return `Observed.responses` for windows [n, T + 1], without the memory that the logits take."""
+    found: dict[str, np.ndarray] = in_batches(
+      lambda batch: _observe(self.model, self.params, batch[:, :-1])[2], windows, BATCH
+    )
+    return found
 
   def losses(self, windows: np.ndarray, params: Any = None) -> np.ndarray:
     """Return the negative log-likelihoods of all next tokens, float64 [n, T] in nats.

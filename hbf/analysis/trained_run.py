@@ -46,7 +46,10 @@ class TrainedRun(ImageRun):
   """
 
   def untrained(self, seed: int) -> 'TrainedRun':
-    """Return the run with the network's initial parameters for a seed, as a control."""
+    """Return the run with random parameters, as a control.
+
+    They are the initial parameters for a seed in a training without `init_from`.
+    """
     inputs = self.normalized(self.read('train', BATCH).images)  # centers may start at tokens of these images
     init = jax.jit(functools.partial(self.model.init, train=False))
     return self.with_params(init(jax.random.key(seed), inputs)['params'])

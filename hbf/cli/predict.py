@@ -54,6 +54,10 @@ def main(argv: Sequence[str]) -> int:
   keep_freed_memory()
   keep_compiled_programs()
   images = predict.find_images(argv[1:])
+  if PAGE.value:
+    from hbf.analysis.report.sections.predictions import check_count
+
+    check_count(len(images))  # before all images are answered
   if MODEL.value:
     classifier = predict.of_export(pathlib.Path(MODEL.value))
   else:

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from hbf.data.augment.transforms import read_transforms
+from hbf.data.images.sources import labels
 from hbf.data.pipeline.host import read_many
 from hbf.data.pipeline.order import evenly_spaced
 from hbf.editing.editor import (
@@ -36,6 +37,7 @@ from hbf.training.restore import restore, stored_dataset
 from hbf.training.side_file import EDITS, check_alone
 from hbf.training.workdir import locked
 
+FEWEST = 10  # guarded images of a class, if it has them: a learned class needs two of each trained class
 MARGIN = 16.0  # docs/research/edit.md has the trials that chose it
 
 
@@ -87,7 +89,7 @@ class ImageEditor(Editor):
         another class. Or a label is already the answer to all guarded images. In these cases, no edit is
         made.
     """
-    numbers = [self._number(label) for label in labels]
+    numbers = [class_number(label, self.classes) for label in labels]
     seen = self.reader(images)
     answers, edits = edited_answers(seen, self.edits), self.edits
     for answer, number, source in zip(answers, numbers, sources, strict=True):
@@ -101,14 +103,19 @@ class ImageEditor(Editor):
       edits = self._with_edit(edits, names, one, np.array([number]), reach, margin)
     self.edits = edits
 
-  def _number(self, label: str | int) -> int:
-    """Return the index of the class `label`, which is the name or the index of a class."""
-    if isinstance(label, str):
-      choose('label', label, dict.fromkeys(self.classes))
-      return self.classes.index(label)
-    if label not in whole(0, len(self.classes) - 1):
-      raise UserError(f'label is {label}: expected 0 to {len(self.classes) - 1}, or the name of a class')
-    return int(label)
+
+def class_number(label: str | int, classes: Sequence[str]) -> int:
+  """Return the index of the class `label`, which is the name or the index of one of `classes`.
+
+  Raises:
+    UserError: there is no such class.
+  """
+  if isinstance(label, str):
+    choose('label', label, dict.fromkeys(classes))
+    return classes.index(label)
+  if label not in whole(0, len(classes) - 1):
+    raise UserError(f'label is {label}: expected 0 to {len(classes) - 1}, or the name of a class')
+  return int(label)
 
 
 def guarded_images(workdir: pathlib.Path, config: Any, **moved: str) -> np.ndarray:
@@ -117,9 +124,7 @@ def guarded_images(workdir: pathlib.Path, config: Any, **moved: str) -> np.ndarr
 
 
 def labeled_images(workdir: pathlib.Path, config: Any, **moved: str) -> tuple[np.ndarray, np.ndarray]:
-  """Return training images of a run, uint8 [n, H, W, C], and their classes, int32 [n].
-
-  If there are more than `GUARDED` images, only `GUARDED` evenly spaced images are returned.
+  """Return training images of a run, uint8 [n, H, W, C], and their classes, int32 [n]: those of `training_images`.
 
   Args:
     workdir: the run folder.
@@ -137,14 +142,30 @@ def labeled_images(workdir: pathlib.Path, config: Any, **moved: str) -> tuple[np
 def training_images(task: Classification, validation: float) -> tuple[np.ndarray, np.ndarray]:
   """Return training images, uint8 [n, H, W, C], and their classes, int32 [n].
 
-  If there are more than `GUARDED` images, only `GUARDED` evenly spaced images are returned.
+  If there are more than `GUARDED` images, only `GUARDED` evenly spaced images are returned, and more of rare classes:
+  of each class at least `FEWEST` images, or all that it has.
 
   Args:
     task: the task of a run.
     validation: the fraction of the training images that the run holds out. Held-out images are not returned.
   """
   source = make_splits(task, validation)['train']
-  return read_many(source, evenly_spaced(len(source), GUARDED), task.shape)
+  chosen = evenly_spaced(len(source), GUARDED)
+  if len(chosen) < len(source):
+    chosen = _with_rare(chosen, labels(source))
+  return read_many(source, chosen, task.shape)
+
+
+def _with_rare(chosen: np.ndarray, classes: np.ndarray) -> np.ndarray:
+  """Return the indices of chosen images, and of more images of the classes with fewer than `FEWEST` of them.
+
+  Args:
+    chosen: indices of images, int [n].
+    classes: the class of every image, int [N].
+  """
+  counts = np.bincount(classes[chosen], minlength=classes.max() + 1)
+  rare = [np.flatnonzero(classes == label) for label in np.flatnonzero(counts < FEWEST)]
+  return np.unique(np.concatenate([chosen, *(own[evenly_spaced(len(own), FEWEST)] for own in rare)]))
 
 
 def no_edits(reader: Reader, config: Any, step: int, average: bool, among: np.ndarray) -> Edits:
@@ -191,11 +212,12 @@ def edit_files(
   check_options(reach, margin)
   check_task(workdir, 'classification')
   dataset = stored_dataset(workdir)
+  class_number(label, dataset.class_names)  # before any work on the images
+  images = np.stack([read_image(path, dataset.image_shape) for path in paths])
   with locked(workdir):
     check_alone(workdir / EDITS)
     restored = restore(workdir, checkpoint, jax.devices()[:1], average, dataset)
     edits = edits_if_any(workdir, restored.step, average)
-    images = np.stack([read_image(path, dataset.image_shape) for path in paths])
     among = guarded_images(workdir, restored.config, **moved)
     reader = Reader.of(restored.model, restored.params, restored.task)
     if edits is None:

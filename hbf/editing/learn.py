@@ -26,7 +26,7 @@ from hbf.training.workdir import locked
 
 
 def nothing_learned(
-  reader: Reader, images: np.ndarray, labels: np.ndarray, classes: int, step: int, average: bool
+  reader: Reader, images: np.ndarray, labels: np.ndarray, classes: Sequence[str], step: int, average: bool
 ) -> Learned:
   """Return a `Learned` object without learned classes. It has the metric, and the centers of the trained classes.
 
@@ -34,21 +34,22 @@ def nothing_learned(
     reader: the classifier.
     images: images of the trained classes, uint8 [n, H, W, C]. The metric and the centers are computed from them.
     labels: the class of each image, int [n].
-    classes: number of trained classes.
+    classes: the names of the trained classes.
     step: the step of the checkpoint.
     average: True if the parameters are the moving average.
 
   Raises:
     UserError: a class has fewer than two images.
   """
-  counts = np.bincount(labels, minlength=classes)
+  counts = np.bincount(labels, minlength=len(classes))
   if counts.min() < 2:
+    rarest = classes[int(counts.argmin())]
     raise UserError(
-      f'class {counts.argmin()} has {counts.min()} images among those of the trained classes: expected two or more '
-      'of each class'
+      f'class {rarest} has {counts.min()} images among those of the trained classes: expected two or more of each '
+      'class; train with more images of it, or give others to hbf.learn (among)'
     )
   features = reader(images).features
-  centers = np.stack([features[labels == label].mean(axis=0) for label in range(classes)])
+  centers = np.stack([features[labels == label].mean(axis=0) for label in range(len(classes))])
   return Learned(step, average, metric_of_classes(features, labels), centers)
 
 
@@ -120,7 +121,7 @@ def learn_folder(
     learned = learned_if_any(workdir, restored.step, average)
     if learned is None:
       known, classes = labeled_images(workdir, restored.config, **moved)
-      learned = nothing_learned(reader, known, classes, len(dataset.classes), restored.step, average)
+      learned = nothing_learned(reader, known, classes, dataset.class_names, restored.step, average)
     labels = [names[label] for label in source.read_labels()]
     learned = learn_images(reader, learned, images, labels, source.paths)
     write_learned(workdir, learned)

@@ -1,7 +1,8 @@
 """Places: positions in texts at which a language model predicts the next token. Outputs of the model at places."""
 
 import functools
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +10,6 @@ import numpy as np
 
 from hbf.data.pipeline.order import evenly_spaced
 from hbf.errors import UserError
-from hbf.evaluation.batches import in_batches
 from hbf.models.build import unrolled
 from hbf.models.edited import FEATURES, LAST, MIDDLE, Observed, layers_of_tokens
 from hbf.models.language import LanguageModel
@@ -29,7 +29,7 @@ class Places(NamedTuple):
   Attributes:
     windows: the texts, int32 [n, T]. Zeros fill a window after its text. The answers of a causal model do not depend
       on these zeros.
-    rows: index of each place's window, int [m].
+    rows: index of each place's window, int [m], in ascending order.
     columns: index of each place's token in its window, int [m].
     following: the token that follows each place in its text, int [m].
   """
@@ -91,15 +91,42 @@ def read(model: LanguageModel, params: Any, places: Places) -> dict[str, Observe
   The point of a place is the vector of its token in the layer, so the points are [m, D]. The keys of the result are
   those names in `LAYERS` whose layer the model has.
   """
-  logits, layers = in_batches(functools.partial(_read, unrolled(model), params), places.windows, BATCH)
-  at = places.rows, places.columns
-  own, features = logits[at], layers.pop(FEATURES)[at]
-  return {layer: Observed(own, points[at], features) for layer, points in layers.items()}
+  logits, layers = _at_places(functools.partial(_read, unrolled(model), params), places)
+  features = layers.pop(FEATURES)
+  return {layer: Observed(logits, points, features) for layer, points in layers.items()}
+
+
+def _at_places(function: Callable[[np.ndarray], Any], places: Places) -> Any:
+  """Apply a function to the windows of m places, in batches. Return its arrays at the places.
+
+  Only the arrays at the places are kept, because the logits of whole windows may not fit into memory.
+
+  Args:
+    function: a function from windows [B, T] to a tree of arrays [B, T, …].
+    places: the places.
+
+  Returns:
+    A tree with the structure of `function`'s result. Its leaves are NumPy arrays [m, …].
+  """
+  windows, parts = places.windows, []
+  for start in range(0, len(windows), BATCH):
+    batch = windows[np.minimum(np.arange(start, start + BATCH), len(windows) - 1)]  # one size, so one program
+    own = slice(*np.searchsorted(places.rows, (start, start + BATCH)))
+    chosen = operator.itemgetter((places.rows[own] - start, places.columns[own]))
+    parts.append(jax.tree.map(chosen, jax.device_get(function(batch))))
+  return jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _read(model: LanguageModel, params: Any, windows: jax.Array) -> tuple[Any, dict[str, Any]]:
   return layers_of_tokens(model, lambda: model.apply({'params': params}, windows, train=False))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _points(model: LanguageModel, params: Any, windows: jax.Array) -> dict[str, Any]:
+  """Return the tokens of the layers in `LAYERS`. XLA drops the computation of the logits."""
+  _, layers = _read(model, params, windows)
+  return {layer: tokens for layer, tokens in layers.items() if layer in LAYERS}
 
 
 class Passages:
@@ -162,6 +189,6 @@ def points_of_copies(model: LanguageModel, params: Any, passages: Passages) -> d
   chosen = (np.arange(len(places.rows)).reshape(-1, longest)[:, columns]).ravel()
   places = places._replace(**{name: getattr(places, name)[chosen] for name in ('rows', 'columns', 'following')})
   return {
-    layer: seen.points.reshape(BEGINNINGS, PASSAGES, len(READ), -1).swapaxes(1, 2).reshape(-1, PASSAGES, model.width)
-    for layer, seen in read(model, params, places).items()
+    layer: points.reshape(BEGINNINGS, PASSAGES, len(READ), -1).swapaxes(1, 2).reshape(-1, PASSAGES, model.width)
+    for layer, points in _at_places(functools.partial(_points, unrolled(model), params), places).items()
   }

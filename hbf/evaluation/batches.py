@@ -21,6 +21,10 @@ def in_batches(function: Callable[[Any], Any], examples: np.ndarray, size: int =
     The results for all examples: a tree with the structure of `function`'s result. Its leaves are NumPy arrays
     [n, …].
   """
-  filled = np.concatenate([examples, np.repeat(examples[-1:], -len(examples) % size, axis=0)])
-  parts = [jax.device_get(function(filled[start : start + size])) for start in range(0, len(filled), size)]
+  parts = []
+  for start in range(0, len(examples), size):
+    batch = examples[start : start + size]
+    if len(batch) < size:  # only the last batch is copied, because the examples may fill most of the memory
+      batch = np.concatenate([batch, np.repeat(batch[-1:], size - len(batch), axis=0)])
+    parts.append(jax.device_get(function(batch)))
   return jax.tree.map(lambda *arrays: np.concatenate(arrays)[: len(examples)], *parts)

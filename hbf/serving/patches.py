@@ -39,13 +39,13 @@ def nearest_patches(
     **moved: `dir` and `root`, if the training data have moved, as in `hbf.training.evaluate.evaluate_workdir`.
 
   Raises:
-    UserError: the training data are missing, or the last block has no centers.
+    UserError: the training data are missing, or stage 2 of the last block has no centers.
   """
   run = TrainedRun.of(workdir, checkpoint, average=average, **moved)
   training = run.read('train', TRAINING)
   found = census(run, training.images).get(run.last_block)
   if found is None:
-    raise UserError(f'{workdir} holds a network whose last block has no centers: leave out --patches')
+    raise UserError(f'{workdir} holds a network whose last block has no centers in stage 2: leave out --patches')
 
   one = _OneByOne(workdir, run.restored, average)
 

@@ -220,9 +220,10 @@ def response(options, unit, y, place):
 
 
 def test_random_centers_lie_on_tokens(run, images):
-  points = interventions.points_of(run, images)
-  other = interventions.with_random_centers(run, points, seed=0)
-  for block, rows in points.items():
+  other = interventions.with_random_centers(run, images, seed=0)
+  ((number, seen),) = run.capture_batches(images)
+  for block, points in seen.points.items():
+    rows = np.asarray(points)[number >= 0].reshape(-1, points.shape[-1])
     places = np.asarray(other.params[block]['stage2']['centers'])[0]
     assert all((np.abs(rows - place).max(axis=1) == 0).any() for place in places)
     np.testing.assert_array_equal(

@@ -109,7 +109,8 @@ def test_classes_can_be_left_out(run, small):
 def test_sources_of_one_name_are_refused(run, tmp_path, small):
   for name in ('svhn', 'dtd'):
     (tmp_path / name / 'test' / 'banded').mkdir(parents=True)
-    Image.new('RGB', (30, 20), (255, 0, 0)).save(tmp_path / name / 'test' / 'banded' / '1.png')
+    for i in range(2):
+      Image.new('RGB', (30, 20), (255, 0, 0)).save(tmp_path / name / 'test' / 'banded' / f'{i}.png')
   assert [*load_ood_images(run, [str(tmp_path / 'svhn'), str(tmp_path / 'dtd')])] == ['noise', 'svhn', 'dtd']
   with pytest.raises(UserError, match='the same name, test'):
     load_ood_images(run, [str(tmp_path / 'svhn' / 'test'), str(tmp_path / 'dtd' / 'test')])

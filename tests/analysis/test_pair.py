@@ -60,6 +60,12 @@ def test_layers_of_a_run_are_those_of_itself(run, merged, images, made):
   assert responses(made('model=vit'), images, 'block0') is None
 
 
+def test_another_order_of_classes_is_not_called_other_images():
+  one, other = (types.SimpleNamespace(classes=classes) for classes in (('cat', 'dog'), ('dog', 'cat')))
+  with pytest.raises(MissingPart, match='have different classes or another order of them'):
+    pair.section(one, other)
+
+
 def test_runs_of_other_images_cannot_be_paired(run, made):
   other = made(**{'data.name': 'digits'}, seed=3)
   found = pair.section(run, other)

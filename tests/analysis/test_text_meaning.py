@@ -1,7 +1,10 @@
 """Tests of the meaning of centers in a model of texts, against the network itself."""
 
+import dataclasses
 import functools
+import json
 import pathlib
+import tracemalloc
 
 import jax
 import numpy as np
@@ -18,7 +21,10 @@ from hbf.analysis.unit_params import silence
 from hbf.config.resolve import resolve
 from hbf.data.text.texts import Texts
 from hbf.data.text.tokenizers import learn_tokenizer
+from hbf.editing import places
+from hbf.editing.places import LAYERS, Passages, Places, read
 from hbf.errors import UserError
+from hbf.models.edited import LAST
 from hbf.tasks.registry import make_task
 from hbf.training.restore import Restored
 from hbf.training.sharding import make_mesh
@@ -122,6 +128,55 @@ def test_the_page_of_a_text_model(run, make):
   assert not any('lacks' in section.numbers for section in made)
   gpt = [section.numbers.get('lacks', '') for section in text_page.explain_text(make('vit'))[1]]
   assert [bool(lacks) for lacks in gpt] == [False, True, True, True, False]
+
+
+def test_only_what_is_read_at_places_is_in_memory(run):
+  """The model computes arrays for whole windows, but a few places of each window are kept."""
+  window = run.windows('train', 1)[0]
+  texts_of = [(window[:9], window[9:11]), (window[:4], window[4:5])] * 400
+  found = Places.of(texts_of, 16)
+  read(run.model, run.params, found)  # compiles
+  tracemalloc.start()
+  seen = read(run.model, run.params, found)
+  _, peak = tracemalloc.get_traced_memory()
+  tracemalloc.stop()
+  assert peak < 4 * found.windows.size * seen[LAST].logits.shape[-1]  # bytes of the logits of whole windows
+  (one, _), (two, _) = texts_of[:2]
+  after_one, after_two = (apply(run.model, run.params, np.array([z]), train=False)[0, -1] for z in (one, two))
+  np.testing.assert_allclose(seen[LAST].logits[[0, 2]], [after_one, after_two], rtol=1e-3, atol=1e-4)
+  np.testing.assert_array_equal(seen[LAST].points[-3:], seen[LAST].points[:3])
+
+
+def test_points_of_copies_are_those_that_are_read(run, monkeypatch):
+  monkeypatch.setattr(places, 'BEGINNINGS', 3)
+  text = run.windows('train', 1)[0].repeat(9)
+
+  def passages():
+    return Passages(text, line_break=-1, seed=0, longest=16)
+
+  wanted = places.points_of_copies(run.model, run.params, passages())
+  assert {layer: z.shape for layer, z in wanted.items()} == dict.fromkeys(LAYERS, (12, places.PASSAGES, 16))
+  monkeypatch.setattr(places, '_read', None)  # it returns the logits of whole windows
+  again = places.points_of_copies(run.model, run.params, passages())
+  for layer in LAYERS:
+    np.testing.assert_array_equal(again[layer], wanted[layer])
+
+
+def test_the_page_of_the_average_has_the_scores_of_the_average(run, tmp_path):
+  scores = {'token_nll': 2.0, 'accuracy': 40.0, 'average': {'token_nll': 1.5, 'accuracy': 50.0}}
+  (tmp_path / 'result.json').write_text(json.dumps(scores))
+  for average, expected in ((False, 2.0), (True, 1.5)):
+    section = next(text_page.explain_text(dataclasses.replace(run, workdir=tmp_path, average=average))[1])
+    assert section.numbers['token_nll'] == expected
+
+
+def test_a_short_test_text_is_refused_before_the_first_section(run):
+  dataset = run.task.dataset
+  short = dataclasses.replace(dataset, splits={**dataset.splits, 'test': dataset.splits['test'][:16]})
+  task = dataclasses.replace(run.task, dataset=short)
+  cut = dataclasses.replace(run, restored=dataclasses.replace(run.restored, task=task))
+  with pytest.raises(UserError, match='split test: a text of 16 tokens is shorter than a window of 16'):
+    text_page.explain_text(cut)
 
 
 def test_a_run_on_images_is_refused(finished_images):

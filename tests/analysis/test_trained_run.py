@@ -1,5 +1,6 @@
 """Tests of captured activations, centers, heads and sigmas against direct computations."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from ops.keywords import log_responses
 
+from hbf.analysis import centers as analysis_centers
 from hbf.analysis.capture import capture
 from hbf.analysis.centers import (
   census,
@@ -233,16 +235,44 @@ def test_what_a_center_writes_is_what_the_head_reads(made, images, changes):
 def test_crops_show_the_patch_in_the_middle(run, images):
   for token in (1, 6, 16):  # behind the class token: a corner, one inside, the other corner
     row, column = divmod(token - 1, 4)
-    cut = crops(run, 'block0', images[:1], np.array([token]))[0]
+    cut = crops(run, 'block0', images, np.array([0]), np.array([token]))[0]
     assert cut.shape == (6, 6, 1)
     np.testing.assert_array_equal(cut[2:4, 2:4], images[0, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2])
-  assert (crops(run, 'block0', images[:1], np.array([1]))[0][:2] == 128).all()  # beyond the image
-  np.testing.assert_array_equal(crops(run, 'block0', images[:1], np.array([0]), around=0)[0], images[0, 4:6, 4:6])
+  assert (crops(run, 'block0', images, np.array([0]), np.array([1]))[0][:2] == 128).all()  # beyond the image
+  middle = crops(run, 'block0', images, np.array([0]), np.array([0]), around=0)[0]
+  np.testing.assert_array_equal(middle, images[0, 4:6, 4:6])
+  many = np.broadcast_to(images[0], (10**9, *images[0].shape))  # cut without a copy of the images
+  np.testing.assert_array_equal(crops(run, 'block0', many, np.full(3, 10**9 - 1), np.zeros(3, int), 0)[2], middle)
+
+
+def test_sums_and_tokens_of_several_batches_are_those_of_one(run, images, monkeypatch):
+  whole, parts_of = census(run, images), []
+  projected = project_centers(run, images, whole)
+  batched = dataclasses.replace(run)
+  batched.__dict__['_batch'] = 5
+  combine = analysis_centers._census
+  monkeypatch.setattr(
+    analysis_centers, '_census', lambda parts, *rest: parts_of.extend(parts) or combine(parts, *rest)
+  )
+  found = census(batched, images)
+  assert len(parts_of) == 8 and not any('products' in part for part in parts_of)  # [U, U] is kept once for a block
+  for block in whole:
+    np.testing.assert_allclose(found[block].correlation, whole[block].correlation, atol=1e-4)
+    np.testing.assert_array_equal(found[block].images, whole[block].images)
+  moved = project_centers(batched, images, whole)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), moved, projected)
+
+
+def test_noise_is_made_image_by_image():
+  draws = np.random.default_rng(1).integers(0, 256, (6, 4, 4, 3)).astype(np.uint8)
+  noise = np.random.default_rng(0).normal(0, centers.NOISE, draws.shape)
+  np.testing.assert_array_equal(centers._noisy(draws), np.clip(np.rint(draws + noise), 0, 255))
 
 
 def test_tokens_behind_a_merge_stand_for_larger_patches(merged, images):
   assert [merged.patches_of(f'block{i}') for i in range(2)] == [(4, 4, 2), (2, 2, 4)]
-  np.testing.assert_array_equal(crops(merged, 'block1', images[:1], np.array([1]), around=0)[0], images[0, :4, 4:])
+  corner = crops(merged, 'block1', images, np.array([0]), np.array([1]), around=0)[0]
+  np.testing.assert_array_equal(corner, images[0, :4, 4:])
   seen, real = captured(merged, images)
   assert [z[real].shape for z in seen.tokens] == [(16, 16, 16), (16, 16, 16), (16, 4, 32)]
   assert {block: z[real].shape for block, z in seen.points.items()} == {'block0': (16, 16, 16), 'block1': (16, 4, 32)}

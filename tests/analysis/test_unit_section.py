@@ -3,10 +3,12 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
 from hbf.analysis.report.page import Drawing
 from hbf.analysis.report.sections import unit
+from hbf.analysis.sigmas import SigmaSummary
 
 
 def titles(run, tmp_path, stages):
@@ -37,6 +39,17 @@ def test_a_kernel_that_sigma_does_not_determine_has_no_curve(made, tmp_path, opt
   changes = options | {'normalization': 'none'}
   run = made(**{f'model.stage2.{key}': value for key, value in changes.items()})
   assert titles(run, tmp_path, ['stage1', 'stage2']) == [['stage1'], history]
+
+
+def summary(*sigma):
+  return SigmaSummary('gaussian', np.array(sigma), 1.0, 2.0, None)
+
+
+def test_sigmas_are_compared_in_blocks_with_sigmas_in_both_stages():
+  fixed = {'stage1': summary(), 'stage2': summary(2.0)}
+  assert unit._claims({'block0': fixed, 'block1': {'stage2': summary(1.0)}}) == []
+  (claim,) = unit._claims({'block0': fixed, 'block1': {'stage1': summary(1.0), 'stage2': summary(2.0)}})
+  assert 'true in 1 of 1 blocks' in claim
 
 
 def test_fixed_sigmas_have_a_table_and_no_drawing(made, tmp_path):

@@ -12,7 +12,9 @@ from PIL import Image
 
 import hbf
 from configs import digits
+from hbf import api
 from hbf.config.resolve import resolve
+from hbf.editing import edit as image_edits
 from hbf.editing.edit import edit_files, guarded_images
 from hbf.editing.guard import Reader, copies, distance_to_others, measure_metric, moves
 from hbf.editing.text import edit_text
@@ -199,6 +201,18 @@ def test_edits_of_files(folder, images, wanted, tmp_path):
   assert not (folder / FILE).exists()
   with pytest.raises(UserError, match='there is nothing to undo'):
     undo(folder, 0)
+
+
+def test_a_wrong_label_or_image_is_found_before_the_training_images_are_read(run, folder, monkeypatch, tmp_path):
+  monkeypatch.setattr(image_edits, 'restore', None)
+  monkeypatch.setattr(image_edits, 'guarded_images', None)
+  with pytest.raises(UserError, match="unknown label 'tree'"):
+    edit_files(folder, [str(tmp_path / 'none.png')], 'tree')
+  with pytest.raises(UserError, match=r'none\.png'):
+    edit_files(folder, [str(tmp_path / 'none.png')], '3')
+  monkeypatch.setattr(api, 'guarded_images', None)
+  with pytest.raises(UserError, match='label is 10: expected 0 to 9'):
+    hbf.edit(run, np.zeros((1, 8, 8, 1), np.uint8), [10])
 
 
 def test_an_image_run_has_no_prompt_to_edit(folder):

@@ -16,14 +16,18 @@ import pytest
 from PIL import Image
 from toy_runs import ONE, QUIET
 
+from hbf.analysis.image_run import LabeledImages
+from hbf.analysis.interventions import Effect, Mean
 from hbf.analysis.ood_images import load_ood_images
 from hbf.analysis.report import prediction_page
 from hbf.analysis.report.explain import TITLES, about, explain, numbers
-from hbf.analysis.report.page import Columns, Details, Gallery, PageTable, Paragraph, Section, render
+from hbf.analysis.report.page import Columns, Details, Gallery, MissingPart, PageTable, Paragraph, Section, render
 from hbf.analysis.report.prediction_page import write_page
 from hbf.analysis.report.sections import centers, corrupted, interventions, outliers, summary, voters
+from hbf.analysis.report.sections.predictions import check_count
 from hbf.analysis.trained_run import TrainedRun
 from hbf.errors import UserError
+from hbf.evaluation.scores import ACCURACY, LOSS
 from hbf.training.loop import train
 from hbf.training.predict import read_image
 from hbf.training.writers import read_metrics
@@ -77,13 +81,16 @@ def test_a_link_from_every_voter_leads_to_its_center(page):
   centers = dict(re.findall(r'<details id="(details\d+)"><summary>Center (\d+)<', html))
   assert len(links) == sum(map(len, found['votes'])) and dict(links) == centers
   assert [*centers.values()] == [*found['silenced']]
+  run = page[0]
+  wrong = sum(run.test_logits[i].argmax() != run.test.labels[i] for i in found['images'])
+  assert wrong > 0 and f'Of these {len(found["images"])} images, {wrong} ha' in html
 
 
 def test_half_of_the_shown_images_are_wrong():
   right = np.arange(40) % 4 > 0
   shown = voters.half_wrong(right, 12)
   assert len(set(shown)) == 12 and right[shown].sum() == 6
-  assert voters.half_wrong(np.ones(40, bool), 12).tolist() == list(range(6))
+  assert voters.half_wrong(np.ones(40, bool), 12).tolist() == [0, 6, 13, 20, 26, 33]  # of a split sorted by class
 
 
 def test_the_page_has_no_path_of_the_machine(page, finished, monkeypatch):
@@ -192,6 +199,58 @@ def test_other_images_are_brought_to_the_runs_shape(finished, tmp_path):
   assert load_ood_images(run, ['digits'])['digits'].shape[1:] == run.task.shape
   with pytest.raises(UserError, match='birds'):
     load_ood_images(run, ['birds'])
+
+
+def test_other_images_are_oblong_like_those_of_the_run(digits_dir, tmp_path):
+  config = types.SimpleNamespace(data=types.SimpleNamespace(dir=str(digits_dir)))
+  run = types.SimpleNamespace(
+    task=types.SimpleNamespace(shape=(4, 6, 1)), restored=types.SimpleNamespace(config=config), workdir='runs/oblong'
+  )
+  for i in range(2):
+    Image.new('L', (6, 4), i).save(tmp_path / f'{i}.png')
+  assert load_ood_images(run, [str(tmp_path)])[tmp_path.name].shape == (2, 4, 6, 1)
+  with pytest.raises(UserError, match='digits has images of 8×8 pixels: expected 6×4, as in runs/oblong'):
+    load_ood_images(run, ['digits'])
+  (tmp_path / '1.png').unlink()
+  with pytest.raises(UserError, match=f'{tmp_path} has 1 images to score: give two or more'):
+    load_ood_images(run, [str(tmp_path)])
+  Image.new('L', (4, 6)).save(tmp_path / '1.png')
+  with pytest.raises(UserError, match=r'1\.png has 4×6 pixels: expected 6×4'):
+    load_ood_images(run, [str(tmp_path)])
+
+
+def test_a_single_test_image_has_no_auroc():
+  one = types.SimpleNamespace(read=lambda split, most: LabeledImages(np.zeros((1, 8, 8, 1), np.uint8), np.zeros(1)))
+  with pytest.raises(MissingPart, match='There is a single test image'):
+    outliers.section(one, {})
+
+
+def test_the_measure_of_the_greatest_response_is_that_of_the_kernel():
+  scores = np.arange(9.0)
+  for kernel, measure in (('gaussian', 'log K'), ('ball_silu', 'depth b − s')):
+    drawing = outliers._histogram(scores, {'noise': scores}, kernel)
+    assert f'the largest {measure} over' in drawing.caption
+    assert drawing.figures[0].axes[0].get_xlabel() == f'greatest {measure}'
+
+
+@pytest.mark.parametrize('held_out', [False, True])
+def test_the_caption_of_the_curves_names_validation_if_there_is_one(tmp_path, held_out):
+  splits = ['train', 'train', *(['validation'] if held_out else [])]
+  line = {'step': 1, 'epoch': 1.0, LOSS.name: 0.5, ACCURACY.name: 50.0}
+  (tmp_path / 'metrics.jsonl').write_text(''.join(json.dumps(line | {'split': split}) + '\n' for split in splits))
+  caption = summary._curves(types.SimpleNamespace(workdir=tmp_path)).caption
+  assert ('validation' in caption) == held_out and 'held-out' not in caption
+
+
+def test_the_control_of_random_parameters_keeps_its_key_in_the_file():
+  effect = Effect(*[Mean(1.0, 0.5)] * 3)
+  (row,) = interventions._table_of_controls({'the network before training': effect}).rows
+  assert row[0] == 'the network with random parameters'  # a run with init_from began with other parameters
+
+
+def test_a_page_of_too_many_images_is_refused_before_they_are_answered():
+  with pytest.raises(UserError, match='1 to 100 images, but 101 were given: split them'):
+    check_count(101)
 
 
 def test_images_of_ones_own_have_a_page(finished, tmp_path, few):

@@ -10,9 +10,10 @@ import pytest
 from PIL import Image
 
 import hbf
+from hbf.editing import edit
 from hbf.editing.edit import labeled_images
 from hbf.editing.guard import Reader
-from hbf.editing.learn import learn_folder
+from hbf.editing.learn import learn_folder, nothing_learned
 from hbf.errors import UserError
 from hbf.training.export import from_run
 from hbf.training.learned import FILE, Learned, LearnedClass, forget, read_learned, write_learned
@@ -165,6 +166,24 @@ def test_a_save_that_fails_leaves_the_classes_of_before(folder):
       write_learned(folder, both)
   assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
   assert read_learned(folder).names == ('rose',)
+
+
+def test_every_class_has_images_among_the_known_ones(run, monkeypatch):
+  """Of a rare class, evenly spaced images may be one or none."""
+  chosen, classes = np.arange(0, 100, 5), np.repeat([0, 1, 2], [90, 7, 3])
+  monkeypatch.setattr(edit, 'FEWEST', 4)
+  found = edit._with_rare(chosen, classes)
+  assert np.bincount(classes[found]).tolist() == [18, 4, 3] and set(chosen) <= set(found)
+  monkeypatch.setattr(edit, 'GUARDED', 5)
+  _, labels = labeled_images(run.workdir, run.config)
+  assert np.bincount(labels, minlength=10).min() >= 4
+
+
+def test_a_class_without_images_is_named(run, among):
+  names = ['rose', 'tulip']
+  reader = Reader.of(run.model, run.params, run.task)
+  with pytest.raises(UserError, match=r'class tulip has 1 images among .* train with more images of it'):
+    nothing_learned(reader, among[0][:4], np.array([0, 0, 0, 1]), names, 0, False)
 
 
 def test_wrong_classes(run, extended, new, among, folder):

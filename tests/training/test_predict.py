@@ -339,6 +339,7 @@ def test_the_command_answers_from_an_export_in_json(folder, own, run):
     (['--workdir=runs/none'], 'error: no images given: name files or folders after the flags'),
     (['--model=m', '--average', '--page=p.html', 'a.png'], 'error: not with --model: --page, --average. Give'),
     (['--workdir=runs/none', '--data_root=d', 'a.png'], 'error: --data_root needs --page: add it, or leave'),
+    (['--workdir=runs/none', '--page=p.html', *['a.png'] * 101], 'error: a page takes 1 to 100 images, but 101 were'),
   ],
 )
 def test_a_wrong_command_ends_in_one_line(arguments, said):

@@ -101,13 +101,23 @@ def test_a_mean_that_overflowed_is_nan_in_the_table(made):
   assert row[-2:] == ['0.200', 'nan']
 
 
+def test_keys_that_do_not_change_the_parameters_may_differ(made):
+  own, other = made(0), made(1, page_of(90.0))
+  config = json.loads((other / 'config.json').read_text())
+  config['evaluate']['batch_size'] += 1
+  config['data'] |= {'workers': 3, 'mean': [0.123]}
+  config['checkpoint']['keep'] = 7
+  (other / 'config.json').write_text(json.dumps(config))
+  assert [run.seed for run in read_seed_runs(own, [str(other)], False)] == [1]
+
+
 def test_only_explained_runs_of_other_seeds_are_read(made):
   own, good = made(0), made(1, page_of(90.0))
   assert [run.seed for run in read_seed_runs(own, [str(good)], False)] == [1]
   assert read_seed_runs(own, [], False) == []
   pair = {'run': {'first': {}, 'other': {}}}
   for folders, average, said in (
-    ([made(0, width=24)], False, 'in more than its seed'),
+    ([made(0, width=24)], False, r'in more than its seed \(model.width is 24 there, 16 here\): give'),
     ([own], False, 'has seed 0 like'),
     ([good, good], False, 'has seed 1 like'),
     ([made(2)], False, 'has no page of this run alone: write it first'),

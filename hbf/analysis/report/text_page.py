@@ -34,26 +34,29 @@ TITLES = {
 
 
 def explain_text(run: TextRun) -> tuple[int, Iterator[Section]]:
-  """Return the number of sections of the page, and an iterator that computes the sections."""
-  return len(TITLES), _sections(run)
+  """Return the number of sections of the page, and an iterator that computes the sections.
 
-
-def _sections(run: TextRun) -> Iterator[Section]:
-  yield _run(run)
+  Raises:
+    UserError: the text of training or of test is shorter than one window.
+  """
   units = max(_units(run), default=1)
   train = run.windows('train', max(8, min(WINDOWS, ROOM // (run.task.length * units))))
-  seen = run.observe(train)
-  if not seen.responses:
+  return len(TITLES), _sections(run, train, run.windows('test', TESTED))
+
+
+def _sections(run: TextRun, train: np.ndarray, test: np.ndarray) -> Iterator[Section]:
+  yield _run(run)
+  responses = run.responses(train)
+  if not responses:
     said = 'Stage 2 of this model is not a HyperBF, so it has no centers.'
     for name in ('centers', 'votes', 'interventions'):
       yield Section(name, TITLES[name], [Paragraph(said)], {'lacks': said})
   else:
-    places = {block: texts.top_places(found, CONTEXTS) for block, found in seen.responses.items()}
-    test = run.windows('test', TESTED)
+    places = {block: texts.top_places(found, CONTEXTS) for block, found in responses.items()}
     tested = run.observe(test)
     answers = tested.logits.argmax(axis=-1)
     cast = texts.votes(run, tested, answers)
-    yield _centers(run, train, seen, places)
+    yield _centers(run, train, responses, places)
     yield _votes(run, train, places[last_block(run.model)], test, tested, cast)
     yield _interventions(run, test, texts.nll(tested.logits, test), cast)
   yield _heads(run)
@@ -67,6 +70,8 @@ def _units(run: TextRun) -> Iterator[int]:
 
 def _run(run: TextRun) -> Section:
   config, result = run.restored.config, read_result(run.workdir) or {}
+  if run.average and result:
+    result |= result['average']
   names = ('params', 'token_nll', 'accuracy', 'bits_per_byte', 'epochs', 'device', 'commit')
   rows = [('model', config.model.name), ('data set', config.data.name), ('seed', str(config.seed))]
   rows += [('window', f'{run.task.length} tokens'), ('tokenizer', run.task.description)]
@@ -80,7 +85,12 @@ def _format(value: Any) -> str:
   return f'{value:,.4g}' if isinstance(value, float) else f'{value:,}' if isinstance(value, int) else str(value)
 
 
-def _centers(run: TextRun, train: np.ndarray, seen: Observed, places: dict[str, list[list[texts.Place]]]) -> Section:
+def _centers(
+  run: TextRun,
+  train: np.ndarray,
+  responses: dict[str, np.ndarray],
+  places: dict[str, list[list[texts.Place]]],
+) -> Section:
   """Return the section on the centers whose responses vary most.
 
   It shows the texts at which these centers respond most, and the tokens that their coefficients favor.
@@ -88,7 +98,7 @@ def _centers(run: TextRun, train: np.ndarray, seen: Observed, places: dict[str, 
   Args:
     run: the run.
     train: windows of the training text.
-    seen: what the model computes from `train`.
+    responses: by block, the responses of the centers to `train`, [n, T, U].
     places: for each block and center, the tokens of `train` with the greatest responses.
   """
   parts: list[Any] = [
@@ -98,8 +108,8 @@ def _centers(run: TextRun, train: np.ndarray, seen: Observed, places: dict[str, 
     )
   ]
   numbers = {}
-  for block, responses in seen.responses.items():
-    writes, deviation = texts.written(run, block), responses.std(axis=(0, 1))
+  for block, of_block in responses.items():
+    writes, deviation = texts.written(run, block), of_block.std(axis=(0, 1))
     shown = np.argsort(-deviation, kind='stable')[:SHOWN]
     rows = [
       (
@@ -118,7 +128,7 @@ def _centers(run: TextRun, train: np.ndarray, seen: Observed, places: dict[str, 
     parts.append(PageTable(('center', 'contexts', 'raises', 'lowers'), rows, caption))
     numbers[block] = {'centers': len(deviation), 'deviation': deviation.round(6).tolist()}
   return Section(
-    'centers', TITLES['centers'], parts, numbers, 'hbf.analysis.texts.top_places(seen.responses[block], 5)'
+    'centers', TITLES['centers'], parts, numbers, 'hbf.analysis.texts.top_places(run.responses(windows)[block], 5)'
   )
 
 

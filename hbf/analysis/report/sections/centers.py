@@ -44,9 +44,7 @@ def section(run: TrainedRun, training: LabeledImages) -> tuple[Section, dict[str
   found = centers.census(run, training.images, labels=training.labels)
   if not found:
     raise MissingPart('Stage 2 of this model has no centers.')
-  noise = np.random.default_rng(0).normal(0, NOISE, training.images.shape)
-  noisy = np.clip(np.rint(training.images + noise), 0, 255).astype(np.uint8)
-  moved = centers.census(run, noisy)
+  moved = centers.census(run, _noisy(training.images))
   numbers: dict[str, Any] = {block: _numbers(training, found[block], moved[block]) for block in found}
   nulls = {
     'purity_of_random_tokens': centers.random_tokens(run, training.images, found),
@@ -63,8 +61,8 @@ def section(run: TrainedRun, training: LabeledImages) -> tuple[Section, dict[str
     Paragraph(
       f'The nearest patches come from {len(training.labels):,} training images. A center is awake for a token if its '
       'share of ΣK is at least twice the even share. Purity has a meaning only if it exceeds three controls: random '
-      'training tokens in place of the centers (the image of such a token does not count), the network at '
-      f'initialization, and {NEAREST} random images, whose purity is '
+      'training tokens in place of the centers (the image of such a token does not count), the network with '
+      f'random parameters, and {NEAREST} random images, whose purity is '
       f'{100 * numbers["purity_of_random_images"]:.0f}%. The noise has a standard deviation of {NOISE} (pixels are 0 '
       'to 255). If every center is moved onto its nearest training token, the accuracy changes from '
       f'{accuracy:.2f}% to {projected:.2f}%.'
@@ -75,6 +73,14 @@ def section(run: TrainedRun, training: LabeledImages) -> tuple[Section, dict[str
     parts += [_rows(run, training, block, block_census), _all(run, training, block, block_census)]
   command = 'hbf.analysis.centers.census(run, training.images)  # nearest patches, rates, responses'
   return Section('centers', 'Centers', parts, numbers, command), found
+
+
+def _noisy(images: np.ndarray) -> np.ndarray:
+  """Return uint8 images with noise. The noise is made image by image, because it takes eight times their memory."""
+  random, noisy = np.random.default_rng(0), np.empty_like(images)
+  for image, changed in zip(images, noisy, strict=True):
+    changed[:] = np.clip(np.rint(image + random.normal(0, NOISE, image.shape)), 0, 255)
+  return noisy
 
 
 def _numbers(training: LabeledImages, found: Census, moved: Census) -> dict[str, Any]:
@@ -196,7 +202,7 @@ def patches(run: TrainedRun, block: str, training: LabeledImages, found: Census,
   Each patch is shown with its neighbors, with more of them if patches are small.
   """
   around = max(1, run.patches_of(block).rows // 8)
-  cut = rgb(centers.crops(run, block, training.images[found.images[a]], found.tokens[a], around))
+  cut = rgb(centers.crops(run, block, training.images, found.images[a], found.tokens[a], around))
   return in_rows(cut, len(cut), gap=2)
 
 
@@ -206,7 +212,7 @@ def _all(run: TrainedRun, training: LabeledImages, block: str, found: Census) ->
   The centers that are awake for the most tokens come first.
   """
   order = np.argsort(-found.rate, kind='stable')
-  cut = rgb(centers.crops(run, block, training.images[found.images[order]], found.tokens[order], around=0))
+  cut = rgb(centers.crops(run, block, training.images, found.images[order], found.tokens[order], around=0))
   side = int(np.sqrt(cut.shape[1]))
   squares = np.stack([in_rows(nearest[: side * side], side, gap=0) for nearest in cut])
   sheet = in_rows(squares, int(np.ceil(np.sqrt(len(squares)))), gap=4)

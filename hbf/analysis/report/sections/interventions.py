@@ -22,6 +22,8 @@ from hbf.errors import UserError
 IMAGES = 1_000  # test images. Larger networks get fewer images, so that the responses fit into memory
 ROOM = 2**27  # most responses in memory
 TRIED, SHOWN = 128, 10  # units that are silenced one by one, and units in the table
+# The last control in explain.json, whose keys stay, and on the page: a run with `init_from` began with others.
+UNTRAINED, RANDOM = 'the network before training', 'the network with random parameters'
 SEEDS = 3  # number of times that the centers are moved to random tokens
 
 
@@ -88,8 +90,8 @@ def _controls(
 ) -> dict[str, Effect]:
   """Return the effects of changes that are larger than silencing one unit, by a description of the change.
 
-  They silence all units of the last block or half of them, move all centers, or give all parameters their
-  initial values.
+  They silence all units of the last block or half of them, move all centers, or give all parameters
+  random values, as at the beginning of a training without `init_from`.
   """
   every = range(len(units.coefficients))
   half = np.random.default_rng(0).permutation(len(units.coefficients))[: len(units.coefficients) // 2]
@@ -98,16 +100,15 @@ def _controls(
     f'a random half of the units of {block} silenced': unit_params.silence(run.params, block, half.tolist()),
   }
   if found:
-    points = interventions.points_of(run, training.images)
     for seed in range(SEEDS):
-      moved = interventions.with_random_centers(run, points, seed)
+      moved = interventions.with_random_centers(run, training.images, seed)
       controls[f'all centers of all blocks at random training tokens, draw {seed + 1}'] = moved.params
   before = run.logits(images)
   effects = {
     name: interventions.compare(before, run.logits(images, params), labels) for name, params in controls.items()
   }
   untrained = run.untrained(seed=0).logits(images)
-  return effects | {'the network before training': interventions.compare(before, untrained, labels)}
+  return effects | {UNTRAINED: interventions.compare(before, untrained, labels)}
 
 
 def _units(
@@ -166,6 +167,6 @@ def _curves(curves: Mapping[str, Curve], kind: str, images: int) -> Drawing:
 
 
 def _table_of_controls(controls: Mapping[str, Effect]) -> PageTable:
-  rows = [(name, *effect.texts()) for name, effect in controls.items()]
+  rows = [(RANDOM if name == UNTRAINED else name, *effect.texts()) for name, effect in controls.items()]
   caption = 'Controls: what larger changes do on the same images. Mean and half of the 95% interval over the images.'
   return PageTable(('change', 'loss', 'accuracy, points', 'other answers, %'), rows, caption)

@@ -7,9 +7,11 @@ import numpy as np
 
 from hbf.analysis.nearness import image_nearness
 from hbf.analysis.report.drawing import legend, panel
-from hbf.analysis.report.page import Drawing, PageTable, Paragraph, Section
+from hbf.analysis.report.page import Drawing, MissingPart, PageTable, Paragraph, Section
 from hbf.analysis.trained_run import TrainedRun
+from hbf.data.pipeline.order import evenly_spaced
 from hbf.evaluation.outliers import Estimate, auroc_difference, energy_score, separation, softmax_score
+from hbf.ops.kernels import DIRECT
 
 IMAGES = 2_000  # most images of each data set
 RESPONSE, SOFTMAX, ENERGY = 'greatest response', 'softmax', 'energy'
@@ -20,10 +22,17 @@ def section(run: TrainedRun, others: Mapping[str, np.ndarray]) -> Section:
 
   Args:
     run: the run.
-    others: images of other data sets by name, uint8 [m, height, width, channels], in the test images' shape.
+    others: images of other data sets by name, uint8 [m, height, width, channels], in the test images' shape. Each
+      data set has two images or more.
+
+  Raises:
+    MissingPart: there is a single test image.
   """
-  inside = _scores(run, run.read('test', IMAGES).images)
-  outside = {name: _scores(run, images[:IMAGES]) for name, images in others.items()}
+  images = run.read('test', IMAGES).images
+  if len(images) < 2:
+    raise MissingPart('There is a single test image: an AUROC needs two or more.')
+  inside = _scores(run, images)
+  outside = {name: _scores(run, images[evenly_spaced(len(images), IMAGES)]) for name, images in others.items()}
   numbers: dict[str, Any] = {}
   rows = []
   for name, scores in outside.items():
@@ -44,9 +53,10 @@ def section(run: TrainedRun, others: Mapping[str, np.ndarray]) -> Section:
     )
   ]
   if RESPONSE in inside:
-    parts.append(_histogram(inside[RESPONSE], {name: scores[RESPONSE] for name, scores in outside.items()}))
+    kernel = run.restored.config.model.stage2.kernel
+    parts.append(_histogram(inside[RESPONSE], {name: scores[RESPONSE] for name, scores in outside.items()}, kernel))
   else:
-    parts.append(Paragraph('This model has no centers, so it has no greatest response.'))
+    parts.append(Paragraph('Stage 2 of this model has no centers, so it has no greatest response.'))
   command = 'hbf.evaluation.outliers.separation(inside, outside); hbf.analysis.nearness.image_nearness(run, images)'
   return Section('outliers', 'Out of distribution', parts, numbers, command)
 
@@ -68,13 +78,14 @@ def _format(estimate: Estimate, form: str = '.2f') -> str:
   return f'{estimate.value:{form}} ({estimate.low:{form}} to {estimate.high:{form}})'
 
 
-def _histogram(inside: np.ndarray, outside: Mapping[str, np.ndarray]) -> Drawing:
+def _histogram(inside: np.ndarray, outside: Mapping[str, np.ndarray], kernel: str) -> Drawing:
+  measure = 'depth b − s' if kernel in DIRECT else 'log K'
   figure, axis = panel()
   both = np.concatenate([inside, *outside.values()])
   bins = np.linspace(float(np.quantile(both, 0.002)), float(np.quantile(both, 0.998)), 50).tolist()
   for name, scores in {'test images': inside, **outside}.items():
     axis.hist(scores, bins=bins, density=True, histtype='step', label=name)
-  axis.set(xlabel='greatest log K', ylabel='density')
+  axis.set(xlabel=f'greatest {measure}', ylabel='density')
   legend(axis)
-  caption = 'Greatest response: the largest log K over the centers, averaged over tokens and blocks.'
+  caption = f'Greatest response: the largest {measure} over the centers, averaged over tokens and blocks.'
   return Drawing([figure], caption)

@@ -16,6 +16,7 @@ from hbf.analysis.report.page import Drawing, Gallery, MissingPart, PageTable, P
 from hbf.analysis.report.sections.errors import address
 from hbf.analysis.trained_run import TrainedRun
 from hbf.comparison.statistics import differences
+from hbf.data.pipeline.order import evenly_spaced
 
 IMAGES = 1_000  # images to compare layers with
 RESPONDED = 100  # images to match centers with
@@ -38,7 +39,9 @@ def section(one: TrainedRun, other: TrainedRun) -> Section:
   Raises:
     MissingPart: the test images or the classes of the runs differ.
   """
-  if one.classes != other.classes or not np.array_equal(one.test.images, other.test.images):
+  if one.classes != other.classes:
+    raise MissingPart('The two runs have different classes or another order of them, so answers cannot be paired.')
+  if not np.array_equal(one.test.images, other.test.images):
     raise MissingPart('The two runs have different test images, so their answers cannot be paired.')
   labels, answers = one.test.labels, [run.test_logits.argmax(axis=1) for run in (one, other)]
   right = [answer == labels for answer in answers]
@@ -68,7 +71,7 @@ def section(one: TrainedRun, other: TrainedRun) -> Section:
     _heat(np.array(numbers['cka']), len(images)),
     _diagonals(numbers),
   ]
-  if (table := _matches(one, other, images[:RESPONDED], numbers)) is not None:
+  if (table := _matches(one, other, images[evenly_spaced(len(images), RESPONDED)], numbers)) is not None:
     parts.append(table)
   command = 'hbf.analysis.pair.alignment(layers(one, images), layers(other, images)); hbf.analysis.pair.matched(…)'
   return Section('pair', 'Comparison of the two runs', parts, numbers, command)

@@ -23,6 +23,12 @@ NAMED = 3  # classes shown for each image
 SIDE = 160  # width of an image in CSS pixels
 
 
+def check_count(images: int) -> None:
+  """Raise `UserError` if there are too many images for a page."""
+  if images > MOST:
+    raise UserError(f'a page takes 1 to {MOST} images, but {images} were given: split them over several pages')
+
+
 def sections(run: TrainedRun, named: Mapping[str, np.ndarray]) -> list[Section]:
   """Return a section for each image.
 
@@ -36,8 +42,9 @@ def sections(run: TrainedRun, named: Mapping[str, np.ndarray]) -> list[Section]:
   Raises:
     UserError: there are no images, or more than `MOST`.
   """
-  if not 1 <= len(named) <= MOST:
-    raise UserError(f'a page takes 1 to {MOST} images, but {len(named)} were given: split them over several pages')
+  if not named:
+    raise UserError(f'a page takes 1 to {MOST} images, but 0 were given that can be read: name others')
+  check_count(len(named))
   images = np.stack(list(named.values()))
 
   def answers(shown: np.ndarray) -> np.ndarray:
@@ -56,7 +63,7 @@ def sections(run: TrainedRun, named: Mapping[str, np.ndarray]) -> list[Section]:
       Gallery(shown, 'Right: drop of the answer’s probability if a patch is painted over (light: most).', SIDE),
     ]
     if last_census is None:
-      parts.append(Paragraph('The last block has no centers, so there are no votes.'))
+      parts.append(Paragraph('Stage 2 of the last block has no centers, so there are no votes.'))
     else:
       cast = strongest(run, images[i : i + 1], p.argmax(keepdims=True), VOTERS)
       parts.append(voters(run, training, last_census, images[i : i + 1], cast))

@@ -18,6 +18,7 @@ from hbf.analysis.report.page import Drawing, Gallery, PageTable, Paragraph, Sec
 from hbf.analysis.report.sections.centers import marked, patches
 from hbf.analysis.report.sections.errors import SIDE, address
 from hbf.analysis.trained_run import TrainedRun
+from hbf.data.pipeline.order import evenly_spaced
 
 IMAGES = 50  # test images for the deletion curve
 SHOWN = 6  # images with maps and votes
@@ -63,12 +64,13 @@ def section(run: TrainedRun, training: LabeledImages, found: Mapping[str, Census
     _maps(run, images, labels, patch_relevance),
   ]
   if block in found:
-    cast = strongest(run, images[:SHOWN], run.logits(images[:SHOWN]).argmax(axis=1), VOTERS)
+    voted = images[evenly_spaced(len(images), SHOWN)]
+    cast = strongest(run, voted, run.logits(voted).argmax(axis=1), VOTERS)
     numbers['votes'] = [[vote._asdict() for vote in image_votes] for image_votes in cast]
     numbers['lost_over_vote'] = median_share(cast)
-    parts.append(voters(run, training, found[block], images[:SHOWN], cast))
+    parts.append(voters(run, training, found[block], voted, cast))
   else:
-    parts.append(Paragraph('The last block has no centers, so there are no votes.'))
+    parts.append(Paragraph('Stage 2 of the last block has no centers, so there are no votes.'))
   command = 'hbf.analysis.relevance.relevance(answers, images, run.patches_of(run.last_block).side, fill)'
   return Section('relevance', 'Relevance of patches and centers', parts, numbers, command)
 

@@ -7,16 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from hbf.analysis.report.page import PageTable, Paragraph, Section
 from hbf.comparison.statistics import SEEDS as FEWEST
 from hbf.comparison.statistics import student_half
 from hbf.errors import UserError
-from hbf.training.workdir import load_config, read_json
+from hbf.training.workdir import MEASURED, config_differences, load_config, read_json
 
 FILE = 'explain.json'
 FAULTS = {'dead': 'dead', 'constant': 'constant', 'low_share': 'low-share', 'doubled': 'doubled'}
-MEASURED = ('interventions', 'relevance', 'centers')  # sections whose numbers depend on a number of images
+COUNTED = ('interventions', 'relevance', 'centers')  # sections whose numbers depend on a number of images
 
 
 class SeedRun(NamedTuple):
@@ -39,20 +40,24 @@ class SeedRun(NamedTuple):
 def read_seed_runs(workdir: pathlib.Path, others: Sequence[str], average: bool) -> list[SeedRun]:
   """Read the numbers on the pages of other runs, which may differ from a run only in the seed.
 
+  They may also differ in keys that do not change the learned parameters, such as data.workers.
+
   Args:
     workdir: the folder of the run.
     others: folders of the other runs.
     average: True if the page of the run is about the moving average of the parameters.
 
   Raises:
-    UserError: a folder is not a run folder, its config differs in more than the seed, or two runs have the same seed.
+    UserError: a folder is not a run folder, its config differs in more than that, or two runs have the same seed.
       Or a folder has no page about its run alone, or the page is not about the parameters that `average` asks for.
   """
-  found, config = [], _without_seed(workdir)
+  found = []
   seeds = {load_config(workdir).seed: workdir}
   for folder in map(pathlib.Path, others):
-    if _without_seed(folder) != config:
-      raise UserError(f'{folder} differs from {workdir} in more than its seed: give runs with the same config')
+    if differ := _differences(workdir, folder):
+      raise UserError(
+        f'{folder} differs from {workdir} in more than its seed ({differ}): give runs with the same config'
+      )
     if (seed := load_config(folder).seed) in seeds:
       raise UserError(f'{folder} has seed {seed} like {seeds[seed]}: give runs with different seeds')
     seeds[seed] = folder
@@ -75,12 +80,15 @@ def _with_nan(value: Any) -> Any:
   return math.nan if value is None else value
 
 
-def _without_seed(workdir: pathlib.Path) -> dict[str, Any]:
-  """Return the config of a run without the seed and without the folders of the data."""
-  config = load_config(workdir).to_dict()
-  del config['seed']
-  config['data'] = {key: value for key, value in config['data'].items() if key not in ('dir', 'root')}
-  return config
+def _differences(workdir: pathlib.Path, folder: pathlib.Path) -> str:
+  """Describe the differences of two runs' configs in keys that change the learned parameters. '' if there are none.
+
+  The seed is left out, and so are keys that may be measured, such as data.mean: data.input changes their last digits.
+  """
+  other, own = load_config(folder), load_config(workdir).to_dict()
+  own['seed'] = other.seed
+  own['data'] |= {key: () for key in MEASURED if key in own['data']}
+  return config_differences(other, ConfigDict(own))
 
 
 def section(runs: Sequence[SeedRun]) -> Section:
@@ -118,7 +126,7 @@ def _incomparable(runs: Sequence[SeedRun]) -> list[str]:
   def counts(run: SeedRun, name: str) -> list[Any]:
     return [run.numbers.get(name, {}).get(key) for key in ('images', 'windows')]
 
-  return [name for name in MEASURED if any(counts(run, name) != counts(runs[0], name) for run in runs)]
+  return [name for name in COUNTED if any(counts(run, name) != counts(runs[0], name) for run in runs)]
 
 
 def _summary(values: np.ndarray) -> dict[str, Any]:

@@ -87,7 +87,8 @@ def _curves(run: TrainedRun) -> Drawing | None:
       right.plot(*zip(*((line['epoch'], line[ACCURACY.name]) for line in split_lines), strict=True), label=split)
   right.set(xlabel='epoch', ylabel=ACCURACY.label)
   legend(right)
+  held_out = ' and on the validation images' if kinds['validation'] else ''
   return Drawing(
     [losses, accuracies],
-    'Left: training loss. Right: accuracy on training batches (augmented) and on the held-out images of train.',
+    f'Left: training loss. Right: accuracy on training batches (augmented){held_out}.',
   )

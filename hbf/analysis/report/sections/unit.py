@@ -17,6 +17,10 @@ from hbf.training.writers import read_metrics
 IMAGES = 20
 STAGES = ('stage1', 'stage2')
 STYLES = ('-', '--', '-.', ':')  # line styles of the blocks, because there are few colors
+CAPTION = (
+  'Sigmas, and the root mean square of the distances. In stage 1 these are the distances of queries and keys before '
+  'rotary positions turn them, without the centers of `memory`.'
+)
 SIGMAS = {'sigmas', 'widths'}  # keys in metrics.jsonl. Runs before schema version 12 have 'widths'
 
 
@@ -26,7 +30,7 @@ def section(run: TrainedRun) -> Section:
   Raises:
     MissingPart: the model has no radial kernel.
   """
-  found = summarize_sigmas(run, run.test.images[:IMAGES])
+  found = summarize_sigmas(run, run.read('test', IMAGES).images)
   if not found:
     raise MissingPart('This model has no radial kernel.')
   numbers: dict[str, Any] = {
@@ -38,7 +42,7 @@ def section(run: TrainedRun) -> Section:
     for stage, w in stages.items()
   ]
   header = ('block', 'stage', 'kernel', 'σ', 'σ at init', 'distance', 'σ / distance', '‖WᵀW − 1‖ / ‖1‖')
-  table = PageTable(header, rows, 'Sigmas, and the root mean square of the distances that the kernels receive.')
+  table = PageTable(header, rows, CAPTION)
   parts: list[Any] = [*_kernels(found), table, *map(Paragraph, _claims(found))]
   if lines := [line for line in read_metrics(run.workdir) if SIGMAS & line.keys()]:
     for block, stages in found.items():
@@ -47,7 +51,7 @@ def section(run: TrainedRun) -> Section:
           numbers[block][stage]['in_training'] = [_sigmas(line)[block][stage] for line in lines]
     parts += _history([line['epoch'] for line in lines], numbers)
     numbers['epochs'] = [line['epoch'] for line in lines]
-  command = f'hbf.analysis.sigmas.summarize_sigmas(run, run.test.images[:{IMAGES}])'
+  command = f"hbf.analysis.sigmas.summarize_sigmas(run, run.read('test', {IMAGES}).images)"
   return Section('unit', 'The kernels', parts, numbers, command)
 
 
@@ -128,16 +132,14 @@ def _drawings(x: Any, curves: dict[str, dict[str, Any]], caption: str, **about: 
 
 def _claims(found: dict[str, dict[str, SigmaSummary]]) -> list[str]:
   """Return the claims of CBMM Memo 143 about sigmas and metrics, each with the measured numbers."""
-  both = [stages for stages in found.values() if len(stages) == 2]
+  pairs = [tuple(stages[stage] for stage in STAGES) for stages in found.values() if len(stages) == 2]
+  pairs = [(one, other) for one, other in pairs if len(one.sigma) and len(other.sigma)]
   claims = []
-  if both:
-    pairs = [(stages['stage1'], stages['stage2']) for stages in both]
-    smaller = sum(
-      one.sigma.mean() < other.sigma.mean() for one, other in pairs if len(one.sigma) and len(other.sigma)
-    )
+  if pairs:
+    smaller = sum(one.sigma.mean() < other.sigma.mean() for one, other in pairs)
     relative = sum(one.relative < other.relative for one, other in pairs)
     claims.append(
-      f'“σ of stage 1 is smaller than of stage 2” (memo): true in {smaller} of {len(both)} blocks. The '
+      f'“σ of stage 1 is smaller than of stage 2” (memo): true in {smaller} of {len(pairs)} blocks. The '
       f'distances also differ between the stages. If each σ is divided by the distance, it is true in {relative}.'
     )
   metrics = [w.metric for stages in found.values() for w in stages.values() if w.metric is not None]

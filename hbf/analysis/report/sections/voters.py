@@ -18,6 +18,7 @@ from hbf.analysis.report.sections.centers import marked, patches, written
 from hbf.analysis.report.sections.errors import address
 from hbf.analysis.report.sections.relevance import Vote, strongest
 from hbf.analysis.trained_run import TrainedRun
+from hbf.data.pipeline.order import evenly_spaced
 
 IMAGES = 24  # test images to click on, half of them with a wrong answer
 VOTERS = 5  # centers shown for each image
@@ -39,14 +40,16 @@ def section(run: TrainedRun, training: LabeledImages, found: Mapping[str, Census
   """
   block = run.last_block
   if block not in found:
-    raise MissingPart('The last block has no centers, so no center votes for an answer.')
+    raise MissingPart('Stage 2 of the last block has no centers, so no center votes for an answer.')
   shown = half_wrong(run.test_logits.argmax(axis=1) == run.test.labels, IMAGES)
   images, labels = run.test.images[shown], run.test.labels[shown]
   answers = run.test_logits[shown].argmax(axis=1)
+  wrong = int((answers != labels).sum())
   cast = strongest(run, images, answers, VOTERS)
   which = sorted({vote.center for votes in cast for vote in votes})
-  units = interventions.last_units(run, run.test.images[:TESTED])
-  effects = interventions.silenced_one_by_one(run, units, run.test.labels[:TESTED], which)
+  tested = evenly_spaced(len(run.test.labels), TESTED)
+  units = interventions.last_units(run, run.test.images[tested])
+  effects = interventions.silenced_one_by_one(run, units, run.test.labels[tested], which)
   numbers = {
     'images': shown.tolist(),
     'votes': [[vote._asdict() for vote in votes] for votes in cast],
@@ -62,7 +65,8 @@ def section(run: TrainedRun, training: LabeledImages, found: Mapping[str, Census
   parts: list[Any] = [
     Paragraph(
       f'Click on an image to see the {VOTERS} centers of {block} with the strongest votes for its answer. Click on '
-      'the number of a center to see its training patches and its effect. Half of the images have a wrong answer.'
+      'the number of a center to see its training patches and its effect. '
+      f'Of these {len(shown)} images, {wrong} {"has" if wrong == 1 else "have"} a wrong answer.'
     ),
     Choices([_image(run, *of_image, opened) for of_image in zip(images, labels, cast, strict=True)]),
     Paragraph(
@@ -78,12 +82,14 @@ def section(run: TrainedRun, training: LabeledImages, found: Mapping[str, Census
 def half_wrong(right: np.ndarray, count: int) -> np.ndarray:
   """Return the indices of at most `count` images, half of them with wrong answers if there are enough wrong answers.
 
+  Both halves are evenly spaced, because the images of a split may be sorted by class.
+
   Args:
     right: True for each image with a right answer, bool [n].
     count: the largest number of images.
   """
-  kinds = (np.flatnonzero(~right)[: count // 2], np.flatnonzero(right)[: count - count // 2])
-  return np.sort(np.concatenate(kinds))
+  kinds = ((np.flatnonzero(~right), count // 2), (np.flatnonzero(right), count - count // 2))
+  return np.sort(np.concatenate([kind[evenly_spaced(len(kind), most)] for kind, most in kinds]))
 
 
 def _image(
