@@ -228,10 +228,11 @@ def test_blocks_in_setup_and_under_remat():
 def test_a_block_outside_of_a_model_and_a_stage_in_two_blocks():
   stage, x = hbf.HyperBFAttention(heads=2, kernel='laplacian', dtype=jnp.bfloat16), jnp.asarray(draw((1, 4, 8))[0])
   blocks = nn.Sequential([hbf.Block(stage), hbf.Block(stage, dtype=jnp.float32)])
-  params = blocks.init(jax.random.key(0), x)['params']
+  params = jax.jit(blocks.init)(jax.random.key(0), x)['params']
   first, second = (params[f'layers_{i}']['stage1']['qkv']['kernel'] for i in range(2))
   assert not np.array_equal(first, second)
-  sown = blocks.apply({'params': params}, x, capture_intermediates=True)[1]['intermediates']
+  apply = functools.partial(blocks.apply, capture_intermediates=True)
+  sown = jax.eval_shape(apply, {'params': params}, x)[1]['intermediates']
   types = [sown[f'layers_{i}']['stage1']['__call__'][0].dtype for i in range(2)]
   assert types == [jnp.bfloat16, jnp.float32]  # the stage's own, and the block's
   with pytest.raises(ValueError, match='stage1 is 3: expected a module'):

@@ -100,7 +100,7 @@ def test_a_free_metric_that_is_no_distance_spoils_no_padding(small_blocks):
   arrays = make(seed=3)
   arrays['weights'] = -40 * jnp.eye(D)
   unit = {'kernel': 'gaussian', 'normalization': 'layer', 'metric': 'bilinear'}
-  gradient = jax.grad(lambda z: hyperbf(**z, implementation='pallas', **unit).sum())(arrays)
+  gradient = jax.jit(jax.grad(lambda z: hyperbf(**z, implementation='pallas', **unit).sum()))(arrays)
   assert all(jnp.isfinite(z).all() for z in gradient.values())
 
 
