@@ -108,6 +108,7 @@ def toy(digits_dir):
         'evaluate.every': '1epoch',
         'checkpoint.every': '1epoch',
         'log.every': '5steps',
+        'log.units': False,  # it compiles a program of its own, so tests of it switch it on
         **changes,
       }
     )

@@ -189,7 +189,7 @@ def test_training_and_evaluation_divide_the_points(toy, tmp_path, monkeypatch):
     return sums(kernel, distances, coefficients)
 
   monkeypatch.setattr(pallas, '_sums', record)
-  sizes = {'train.batch_size': 64, 'evaluate.batch_size': 128, 'train.epochs': 0.1}
+  sizes = {'train.batch_size': 64, 'evaluate.batch_size': 128, 'train.epochs': 0.1, 'log.units': True}
   train(
     toy('model=hyperbf', **sizes, **{'model.stage2.implementation': 'pallas'}), tmp_path / 'run', Console(quiet=True)
   )
