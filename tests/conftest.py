@@ -23,6 +23,8 @@ os.environ['XLA_FLAGS'] = ' '.join(
 # Most of a test is compilation, and tests share programs, small ones too.
 os.environ['JAX_COMPILATION_CACHE_DIR'] = str(pathlib.Path(__file__).parents[1] / '.pytest_cache' / 'xla')
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
+# Programs hold where each operation was called: a frame does for tests, and whole stacks take long to collect.
+os.environ['JAX_TRACEBACK_IN_LOCATIONS_LIMIT'] = '1'
 
 import jaxtyping
 import pytest
@@ -108,6 +110,7 @@ def toy(digits_dir):
         'evaluate.every': '1epoch',
         'checkpoint.every': '1epoch',
         'log.every': '5steps',
+        'log.units': False,  # it compiles a program of its own, so tests of it switch it on
         **changes,
       }
     )

@@ -27,13 +27,19 @@ ONE = jax.devices()[:1]
 
 
 def test_import_loads_nothing_heavy_and_keeps_draws_as_they_are():
-  """`import hbf` loads no JAX, and its modules load no readers of data sets. The environment changes no draws."""
+  """`import hbf` loads no JAX, and neither does `hbf.interop`. Modules load no readers of data sets.
+
+  The environment changes no draws.
+  """
   heavy = "[name for name in ('jax', 'tensorflow_datasets', 'grain', 'matplotlib') if name in sys.modules]"
-  code = f'import sys, hbf; print({heavy}); hbf.HyperBFAttention, hbf.hyperbf, hbf.ArrayData; print({heavy})'
+  code = (
+    f'import sys, hbf; hbf.interop; print({heavy}); hbf.HyperBFAttention, hbf.hyperbf, hbf.ArrayData; print({heavy})'
+  )
   code += '; import jax; print(jax.config.jax_threefry_partitionable)'
+  code += '; print(hbf.interop.google.load.__module__)'
   environment = os.environ | {'JAX_THREEFRY_PARTITIONABLE': '0'}
   done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, env=environment, capture_output=True, text=True)
-  assert done.stdout.splitlines() == ['[]', "['jax']", 'True'], done.stderr
+  assert done.stdout.splitlines() == ['[]', "['jax']", 'True', 'hbf.interop.google'], done.stderr
 
 
 def test_import_after_jax_keeps_draws_as_they_are():
@@ -43,9 +49,6 @@ def test_import_after_jax_keeps_draws_as_they_are():
 
 
 def test_import_reaches_weights_of_other_projects():
-  code = 'import sys, hbf; hbf.interop; print("jax" in sys.modules); print(hbf.interop.google.load.__module__)'
-  done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
-  assert done.stdout.splitlines() == ['False', 'hbf.interop.google'], done.stderr
   for name in hbf.interop.__all__:
     assert callable(getattr(hbf.interop, name).load)
   with pytest.raises(AttributeError, match='no attribute'):
@@ -228,10 +231,11 @@ def test_blocks_in_setup_and_under_remat():
 def test_a_block_outside_of_a_model_and_a_stage_in_two_blocks():
   stage, x = hbf.HyperBFAttention(heads=2, kernel='laplacian', dtype=jnp.bfloat16), jnp.asarray(draw((1, 4, 8))[0])
   blocks = nn.Sequential([hbf.Block(stage), hbf.Block(stage, dtype=jnp.float32)])
-  params = blocks.init(jax.random.key(0), x)['params']
+  params = jax.jit(blocks.init)(jax.random.key(0), x)['params']
   first, second = (params[f'layers_{i}']['stage1']['qkv']['kernel'] for i in range(2))
   assert not np.array_equal(first, second)
-  sown = blocks.apply({'params': params}, x, capture_intermediates=True)[1]['intermediates']
+  apply = functools.partial(blocks.apply, capture_intermediates=True)
+  sown = jax.eval_shape(apply, {'params': params}, x)[1]['intermediates']
   types = [sown[f'layers_{i}']['stage1']['__call__'][0].dtype for i in range(2)]
   assert types == [jnp.bfloat16, jnp.float32]  # the stage's own, and the block's
   with pytest.raises(ValueError, match='stage1 is 3: expected a module'):
@@ -280,7 +284,7 @@ def tiny(**changes):
   config.data.update(transforms=(('flip',),), validation=0.25)
   config.train.update(epochs=4.0, batch_size=40)
   config.evaluate.every = config.checkpoint.every = '1epoch'
-  config.log.every = '2steps'
+  config.log.update(every='2steps', units=False)
   config.update_from_flattened_dict(changes)
   return config
 
@@ -524,12 +528,12 @@ def test_the_page_on_models_of_your_own_runs():
 
 
 def test_the_page_on_arrays_of_your_own_runs(tmp_path, monkeypatch):
-  """The model and the number of epochs are smaller here."""
+  """The models and the number of epochs are smaller here. A model that the page does not name is identity."""
   monkeypatch.chdir(tmp_path)
   get_config = hbf.get_config
 
   def small_config(data, **names):
-    config = get_config(data, **names)
+    config = get_config(data, **{'model': 'identity', **names})
     config.model.update(width=8, depth=1, heads=2, patch=4, expansion=1.0, stem='patch')
     config.log.units = False
     return config

@@ -250,6 +250,14 @@ def test_times_and_bytes_are_added_up_for_each_part():
 
 
 def test_a_round_beside_nanogpt_takes_whole_steps(monkeypatch):
+  make_config = nanogpt.make_text_config
+
+  def small(*arguments):
+    config = make_config(*arguments)
+    config.model.update(width=16, depth=1, heads=2)
+    return config
+
+  monkeypatch.setattr(nanogpt, 'make_text_config', small)
   monkeypatch.setattr(nanogpt, 'STEPS', 2)
   tokens = np.random.default_rng(0).integers(0, 65, 20_000).astype(np.uint8)
   take = nanogpt.our_steps('hyperbf', tokens)

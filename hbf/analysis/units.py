@@ -1,6 +1,7 @@
 """Responses and gradients of the centers of stage 2."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -64,17 +65,7 @@ def observe(model: ImageClassifier, params: Any, images: jax.Array, labels: jax.
     images: normalized images, [B, height, width, channels].
     labels: the true classes, int [B].
   """
-
-  @jax.jit
-  def compute(params: Any) -> tuple[Any, Any]:
-    def loss(params: Any) -> tuple[jax.Array, Any]:
-      logits, sown = unrolled(model).apply({'params': params}, images, train=False, mutable=['responses'])
-      return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), sown['responses']
-
-    gradient, responses = jax.grad(loss, has_aux=True)(params)
-    return gradient, responses
-
-  gradient, responses = compute(params)
+  gradient, responses = _compute(model, params, images, labels)
   blocks = block_names(model)
   units = [gradient[block]['stage2'] for block in blocks]
   return Units(
@@ -83,6 +74,18 @@ def observe(model: ImageClassifier, params: Any, images: jax.Array, labels: jax.
     gradients=np.stack([np.sqrt(np.mean(np.square(u['centers']), axis=-1)).reshape(-1) for u in units]),
     coefficient_gradients=np.stack([np.abs(u['coefficients']).max(axis=-1).reshape(-1) for u in units]),
   )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _compute(model: ImageClassifier, params: Any, images: jax.Array, labels: jax.Array) -> tuple[Any, Any]:
+  """Return the loss's gradient with respect to the parameters, and the responses of each block."""
+
+  def loss(params: Any) -> tuple[jax.Array, Any]:
+    logits, sown = unrolled(model).apply({'params': params}, images, train=False, mutable=['responses'])
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), sown['responses']
+
+  gradient, responses = jax.grad(loss, has_aux=True)(params)
+  return gradient, responses
 
 
 def _by_token(responses: jax.Array) -> np.ndarray:

@@ -9,7 +9,7 @@ from nn.drawn import apply
 from hbf.analysis import interventions, unit_params
 from hbf.analysis.capture import capture
 from hbf.errors import UserError
-from hbf.models.build import abstract_params
+from hbf.models.build import abstract_params, build_model
 from hbf.tasks.registry import make_task
 
 KINDS = {
@@ -93,7 +93,7 @@ def test_interventions_that_change_nothing_and_those_that_come_back(any_run):
 
 def test_moved_centers_respond_elsewhere(made, images):
   """The stage has two heads of 12 centers, so unit 13 is the second center of the second head."""
-  run = made(**{'model.stage2.heads': 2, 'model.stage2.centers': 12})
+  run = made(*GROWING['two heads'][:1], **GROWING['two heads'][1])
   seen = capture(run.model, run.params, run.normalized(images))
   place = np.asarray(seen.points['block0'][0, 0]).reshape(2, -1)[1]
   moved = unit_params.move(run.params, 'block0', 13, jnp.asarray(place))
@@ -231,7 +231,10 @@ def test_random_centers_lie_on_tokens(run, images):
     )
 
 
-def test_wrong_interventions(run, made):
+def test_wrong_interventions(run, made, toy):
+  def shapes(arguments):
+    return abstract_params(build_model(toy(arguments).model, 10), (8, 8, 1))
+
   with pytest.raises(UserError, match='block0 has no unit 99: expected 0 to 11'):
     unit_params.silence(run.params, 'block0', [3, 99])
   with pytest.raises(UserError, match="unknown block 'block9'"):
@@ -239,9 +242,9 @@ def test_wrong_interventions(run, made):
   with pytest.raises(UserError, match=r'place has shape \(3,\): expected \(16,\)'):
     unit_params.move(run.params, 'block0', 0, jnp.zeros(3))
   with pytest.raises(UserError, match='are no centers'):
-    unit_params.move(made('model=vit').params, 'block0', 0, jnp.zeros(16))
+    unit_params.move(shapes('model=vit'), 'block0', 0, jnp.zeros(16))
   with pytest.raises(UserError, match='stage 2 of block0 has no units'):
-    unit_params.count_units(made('model=gated').params, 'block0')
+    unit_params.count_units(shapes('model=gated'), 'block0')
   with pytest.raises(UserError, match='normalizes its responses over the centers'):
     unit_params.add(run.model, run.params, 'block0', np.zeros(16), np.zeros(16))
   plain = made(*GROWING['two heads'][:1], **GROWING['two heads'][1])

@@ -19,7 +19,7 @@ QUIET = Console(quiet=True)
 @pytest.mark.slow
 def test_the_curve_ends_at_the_runs_own_figure(tmp_path, toy, capsys):
   workdir = tmp_path / 'run'
-  nests = {'model.stage2.nested': True, 'model.stage2.centers': 3, 'train.average': 0.9}
+  nests = {'model.stage2.nested': True, 'model.stage2.centers': 3, 'train.average': 0.9, 'log.units': True}
   result = train(toy(**nests), workdir, QUIET, ONE)
   assert nested.main(['--workdir', str(workdir)]) == 0
   rows = json.loads((workdir / 'nested.json').read_text())['rows']

@@ -175,7 +175,7 @@ def test_agop_is_the_mean_of_outer_products(network):
   model, params, images = network
   found = agop.agop(model, params, images, batch=4)
   assert set(found) == {'block0', 'block1'}
-  seen = refit.see(model, params, images)
+  seen = jax.jit(functools.partial(refit.see, model))(params, images)
   last = refit.last_block(model)
   weights, tail = refit.coefficients(model, params), refit.tail_of(model, params)
   rest, points = seen.tokens - seen.inputs[0] @ weights, _points(model, params, images)
@@ -184,7 +184,7 @@ def test_agop_is_the_mean_of_outer_products(network):
   def logits(x, y):
     return tail(y[None] + refit.layer_inputs(unit, stage, x[None]) @ weights)[0]
 
-  jacobian = jax.vmap(jax.jacobian(logits))(points[last], rest)  # [B, classes, N, D]
+  jacobian = jax.jit(jax.vmap(jax.jacobian(logits)))(points[last], rest)  # [B, classes, N, D]
   np.testing.assert_allclose(
     found[last], jnp.einsum('bknd,bkne->de', jacobian, jacobian) / jacobian[..., 0].size, rtol=2e-3, atol=1e-6
   )

@@ -75,13 +75,18 @@ def test_gradients_are_those_of_the_loss(images):
 
 
 def test_constant_and_dead_units_are_seen(images):
-  alive = observe(*make(images, normalization='none'), images, LABELS)
   model, params = make(images, normalization='none')
-  for block in ('block0', 'block1'):
-    params[block]['stage2']['log_gain'] -= 1e4
-  dead = observe(model, params, images, LABELS)
-  model, params = make(images, normalization='none', sigma_scale=1e8)
-  constant = observe(model, params, images, LABELS)
+
+  def observed(**numbers):
+    """Return the units if these parameters of every stage 2 have these numbers."""
+    changed = dict(params)
+    for block in ('block0', 'block1'):
+      stage2 = params[block]['stage2']
+      filled = {name: jnp.full_like(stage2[name], number) for name, number in numbers.items()}
+      changed[block] = params[block] | {'stage2': stage2 | filled}
+    return observe(model, changed, images, LABELS)
+
+  alive, dead, constant = observed(), observed(log_gain=-1e4), observed(log_gain=0.0, log_sigma=10.0)
   assert min(*alive.mean(), *alive.spread(), *alive.learning()) > 1e-4
   assert not dead.responses.any()
   assert not dead.gradients.any()

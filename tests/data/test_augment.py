@@ -87,7 +87,7 @@ def test_a_transform_draws_the_same_whatever_else_is_named():
 def test_augmentation_is_a_function_of_the_index_not_of_the_row(transforms):
   images, index = _images(32), np.arange(100, 132)
   whole = augmented(images, index, transforms)
-  rows = np.random.default_rng(1).permutation(32)[:7]
+  rows = np.random.default_rng(1).permutation(32)  # all of them, for the same program
   np.testing.assert_array_equal(augmented(images[rows], index[rows], transforms), whole[rows])
 
 

@@ -134,11 +134,19 @@ def test_what_is_still_the_same_is_not_compiled_again(config, made, monkeypatch)
 
 
 def test_a_program_does_not_know_in_which_folder_it_was_made(made):
-  """A Pallas kernel would contain the paths of its source, so the same program would be compiled again elsewhere."""
+  """A Pallas kernel would contain the paths of its source, so the same program would be compiled again elsewhere.
+
+  The paths are in whole stacks of calls, as outside of tests.
+  """
   assert made['programs']
   unit = functools.partial(hyperbf, kernel='gaussian', sigma=2.0, normalization='layer', implementation='pallas')
   traced = jax.jit(lambda z: unit(z, z, z)).trace(jax.ShapeDtypeStruct((16, 128), jnp.float32))
-  text = traced.lower(lowering_platforms=('tpu',)).as_text()
+  limit = jax.config.jax_traceback_in_locations_limit
+  try:
+    jax.config.update('jax_traceback_in_locations_limit', 100)  # JAX's own default
+    text = traced.lower(lowering_platforms=('tpu',)).as_text()
+  finally:
+    jax.config.update('jax_traceback_in_locations_limit', limit)
   kernels = [base64.b64decode(body) for body in re.findall(r'body\\22: \\22([^\\]+)', text)]
   assert kernels and not any(b'pallas.py' in kernel for kernel in kernels)
 

@@ -1,6 +1,7 @@
 """Tests of the authors' weights: our models give their logits, and their code gives ours."""
 
 import dataclasses
+import functools
 import itertools
 import json
 
@@ -291,7 +292,7 @@ def test_a_workdir_is_made_that_is_evaluated_and_written_back(tmp_path, digits_c
   config = json.loads((workdir / 'config.json').read_text())
   source = load(name='digits', dir=str(digits_dir), root='', image_size=None, download=False).splits['test']
   images = (np.array([source[i][0] for i in range(len(source))], np.float32) / 255 - 0.5) / 0.25
-  predictions = np.asarray(module.apply(variables, images, train=False)).argmax(-1)
+  predictions = np.asarray(jax.jit(functools.partial(module.apply, train=False))(variables, images)).argmax(-1)
   assert result['correct'] == sum(predictions == [source[i][1] for i in range(len(source))])
   assert (config['data']['mean'], config['data']['std']) == ([0.5], [0.25])
 

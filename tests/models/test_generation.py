@@ -94,14 +94,18 @@ def test_a_stage_that_remembers_nothing_is_refused():
     model.apply(params, texts, train=False, start=jnp.int32(0), mutable=['cache'])
 
 
-def by_whole_texts(model, params, prompt, count):
-  """Return the likeliest tokens. The network reads the whole window anew for each token."""
+def by_whole_texts(model, params):
+  """Return a function to the likeliest tokens. The network reads the whole window anew for each token."""
   apply = jax.jit(lambda texts: model.apply(params, texts, train=False)[0])
-  text = np.zeros((1, model.length), np.int32)
-  text[0, : len(prompt)] = prompt
-  for i in range(len(prompt), len(prompt) + count):
-    text[0, i] = np.argmax(apply(text)[i - 1])
-  return text[0, len(prompt) : len(prompt) + count].tolist()
+
+  def write(prompt, count):
+    text = np.zeros((1, model.length), np.int32)
+    text[0, : len(prompt)] = prompt
+    for i in range(len(prompt), len(prompt) + count):
+      text[0, i] = np.argmax(apply(text)[i - 1])
+    return text[0, len(prompt) : len(prompt) + count].tolist()
+
+  return write
 
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 0]]
@@ -115,7 +119,8 @@ def test_the_likeliest_text_is_that_of_whole_texts(name):
   model = make(name).clone(length=12)
   params = with_params(model, jnp.zeros((1, 12), jnp.int32))
   found = generate(model, params, PROMPTS, 8, GREEDY)
-  assert [text.tolist() for text in found] == [by_whole_texts(model, params, prompt, 8) for prompt in PROMPTS]
+  write = by_whole_texts(model, params)
+  assert [text.tolist() for text in found] == [write(prompt, 8) for prompt in PROMPTS]
 
 
 def test_what_is_drawn_for_a_prompt_does_not_depend_on_the_others():
@@ -153,11 +158,12 @@ def test_a_text_that_outgrows_the_model_goes_on_from_its_last_half():
   model = make('gated_hyperbf').clone(length=12)
   params = with_params(model, make_texts())
   found = generate_on(model, params, PROMPTS, 20, GREEDY)
+  write = by_whole_texts(model, params)
   for text, prompt in zip(found, PROMPTS, strict=True):
     expected = list(prompt)
     while len(expected) < len(prompt) + 20:
       read = expected[-6:] if len(expected) >= 12 else expected
-      expected += by_whole_texts(model, params, read, 12 - len(read))
+      expected += write(read, 12 - len(read))
     assert text.tolist() == expected[len(prompt) :][:20]
   stop = int(found[1][8])
   for text, ended in zip(found, generate_on(model, params, PROMPTS, 20, GREEDY, stop=stop), strict=True):

@@ -105,11 +105,15 @@ def test_every_activation_is_tested():
 
 
 def test_output_scale_is_a_factor_on_the_second_layers_start():
-  usual, small = (MLP(6, 'relu', scale).init(jax.random.key(0), make_tokens())['params'] for scale in (1.0, 0.1))
+
+  def start(module, tokens):
+    return jax.jit(module.init)(jax.random.key(0), tokens)['params']
+
+  usual, small = (start(MLP(6, 'relu', scale), make_tokens()) for scale in (1.0, 0.1))
   np.testing.assert_array_equal(usual['hidden']['kernel'], small['hidden']['kernel'])
   np.testing.assert_allclose(0.1 * usual['out']['kernel'], small['out']['kernel'], rtol=1e-6)
-  dense_out = nn.Dense(D).init(jax.random.key(0), jnp.ones((1, 4096)))['params']['kernel']
-  wide = MLP(4096, 'relu', 1.0).init(jax.random.key(0), make_tokens())['params']['out']['kernel']
+  dense_out = start(nn.Dense(D), jnp.ones((1, 4096)))['kernel']
+  wide = start(MLP(4096, 'relu', 1.0), make_tokens())['out']['kernel']
   np.testing.assert_allclose(np.std(wide), np.std(dense_out), rtol=0.05)
 
 
@@ -176,9 +180,7 @@ def test_stochastic_depth_lets_whole_images_go_past_a_stage_and_keeps_the_mean()
   one = make_tokens()[:1]
   x = np.asarray(one, np.float64)
   parts = {name: update_of(params, name, x) / (1 - rate) for name in ('stage1', 'stage2')}
-  out = block.apply(
-    {'params': params}, jnp.tile(one, (count, 1, 1)), TRAIN, rate, rngs={'dropout': jax.random.key(0)}
-  )
+  out = apply(block, params, jnp.tile(one, (count, 1, 1)), TRAIN, rate, rngs={'dropout': jax.random.key(0)})
   seen = 0
   for taken in itertools.product((0, 1), repeat=2):
     expected = x + taken[0] * parts['stage1'] + taken[1] * parts['stage2']
@@ -422,9 +424,8 @@ def test_a_stage_on_every_token_alone_fits_every_context(stage):
   tokens = make_tokens()
   context = Context(causal=True, mask=jnp.tril(jnp.ones((N, N), bool)))
   block = Block(stage)
-  params = block.init(jax.random.key(0), tokens, context)
-  before = block.apply(params, tokens, context)
-  after = block.apply(params, tokens.at[:, 2].multiply(-3.0), context)
+  params = random_params(block, tokens, context)
+  before, after = (apply(block, params, z, context) for z in (tokens, tokens.at[:, 2].multiply(-3.0)))
   np.testing.assert_array_equal(np.any(before != after, axis=(0, 2)), np.arange(N) == 2)
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from nn.drawn import random_params
+from nn.drawn import apply, random_params
 from scipy import ndimage
 
 from hbf.errors import UserError
@@ -47,12 +47,14 @@ def test_filters_that_start_as_gaussians_are_stage_1_positional_inside_the_image
   positions = jnp.asarray(list(np.ndindex(grid)), 'f')
   of_positions, context = PositionalHyperBF(HEADS), Context(positions=positions, grid=grid)
   params = random_params(of_positions, tokens, context)
-  filters = stage.init(jax.random.key(0), tokens, context)['params']['filters']
-  start = of_positions.init(jax.random.key(0), tokens, context)['params']
+  filters, start = (
+    jax.jit(lambda key, each=each: each.init(key, tokens, context)['params'])(jax.random.key(0))
+    for each in (stage, of_positions)
+  )
   params |= {key: start[key] for key in ('position_offset', 'position_log_sigma')}
-  expected = of_positions.apply({'params': params}, tokens, context)
-  free = {'filters': filters, 'v': params['v'], 'out': params['out']}
-  found = stage.apply({'params': free}, tokens, context)
+  expected = apply(of_positions, params, tokens, context)
+  free = {'filters': filters['filters'], 'v': params['v'], 'out': params['out']}
+  found = apply(stage, free, tokens, context)
   inside = (slice(None), slice(4, -4), slice(4, -4))
   found, expected = (np.asarray(z).reshape(B, *grid, D)[inside] for z in (found, expected))
   np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

@@ -184,10 +184,10 @@ def test_no_memory_tokens_leave_stage_1_as_it_is():
   without = {name: z for name, z in with_memory.items() if not name.startswith('memory')}
   # Memory centers so far away that they never respond: the output is that of no memory at all.
   with_memory['memory_centers'] = with_memory['memory_centers'] + 1e3
-  far = HyperBFAttention(**ATTENTION | {'memory': 3}).apply({'params': with_memory}, tokens)
-  none = HyperBFAttention(**ATTENTION).apply({'params': without}, tokens)
+  far = apply(HyperBFAttention(**ATTENTION | {'memory': 3}), with_memory, tokens)
+  none = apply(HyperBFAttention(**ATTENTION), without, tokens)
   np.testing.assert_allclose(far, none, rtol=1e-5, atol=1e-6)
-  assert set(HyperBFAttention(**ATTENTION).init(jax.random.key(0), tokens)['params']) == set(without)
+  assert set(jax.eval_shape(HyperBFAttention(**ATTENTION).init, jax.random.key(0), tokens)['params']) == set(without)
 
 
 def test_memory_with_the_data_masked_out_is_normalized_stage_2():
@@ -206,19 +206,19 @@ def test_memory_with_the_data_masked_out_is_normalized_stage_2():
 @pytest.mark.parametrize('memory', [0, 3])
 def test_a_masked_token_is_as_one_that_is_not_there(memory):
   tokens, module = make_tokens(), HyperBFAttention(**ATTENTION | {'memory': memory})
-  params = {'params': random_params(module, tokens)}
+  params = random_params(module, tokens)
   kept = jnp.array([0, 1, 4])
   mask = jnp.isin(jnp.arange(N), kept)
-  out = module.apply(params, tokens, Context(mask=mask[None, None]))
-  np.testing.assert_allclose(out[:, kept], module.apply(params, tokens[:, kept]), rtol=1e-4, atol=1e-5)
+  out = apply(module, params, tokens, Context(mask=mask[None, None]))
+  np.testing.assert_allclose(out[:, kept], apply(module, params, tokens[:, kept]), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('memory', [0, 3])
 def test_a_causal_context_is_a_triangular_mask(memory):
   """All tokens see the learned centers."""
   tokens, module = make_tokens(), HyperBFAttention(**ATTENTION | {'memory': memory})
-  params, triangle = {'params': random_params(module, tokens)}, jnp.tril(jnp.ones((N, N), bool))
-  causal, masked = (module.apply(params, tokens, z) for z in (Context(causal=True), Context(mask=triangle)))
+  params, triangle = random_params(module, tokens), jnp.tril(jnp.ones((N, N), bool))
+  causal, masked = (apply(module, params, tokens, z) for z in (Context(causal=True), Context(mask=triangle)))
   np.testing.assert_allclose(causal, masked, rtol=1e-5, atol=1e-6)
 
 
@@ -254,9 +254,8 @@ def test_unit_norm_makes_attention_blind_to_the_scale_of_queries_and_keys():
 @pytest.mark.parametrize('heads', [1, 2])
 def test_tokens_as_centers_are_distinct_tokens_of_the_first_batch(heads):
   tokens = make_tokens()
-  params = HyperBFCenters(**UNIT | {'centers_init': 'tokens', 'heads': heads}).init(jax.random.key(0), tokens)[
-    'params'
-  ]
+  module = HyperBFCenters(**UNIT | {'centers_init': 'tokens', 'heads': heads})
+  params = jax.jit(module.init)(jax.random.key(0), tokens)['params']
   seen = np.asarray(tokens).reshape(B * N, heads, D // heads)
   for h in range(heads):
     centers = {tuple(row) for row in np.asarray(params['centers'])[h]}
@@ -364,7 +363,8 @@ def test_fact_4_the_default_start_is_neither_dead_nor_constant():
 @pytest.mark.parametrize('metric', reference.METRICS)
 def test_metric_starts_as_the_identity_or_keeps_the_variance(metric):
   tokens = make_tokens((2, 8, 256))
-  params = HyperBFCenters(**UNIT | {'metric': metric, 'rank': 200}).init(jax.random.key(0), tokens)['params']
+  module = HyperBFCenters(**UNIT | {'metric': metric, 'rank': 200})
+  params = jax.jit(module.init)(jax.random.key(0), tokens)['params']
   if metric == 'identity':
     assert 'metric' not in params
   elif metric == 'low_rank':

@@ -98,14 +98,14 @@ def test_the_length_of_a_center_does_not_move_tokens_at_right_angles():
 def test_a_ball_starts_with_about_half_of_the_tokens_in_it(radius):
   tokens = jnp.asarray(RNG.normal(size=(8, 64, D)), jnp.float32)
   unit = HyperBFCenters(UNITS, kernel='ball_relu', normalize_inputs=True, normalization='none', radius=radius)
-  params = unit.init(jax.random.key(0), tokens)
-  _, sown = unit.apply(params, tokens, mutable=['responses'])
+  params = jax.jit(unit.init)(jax.random.key(0), tokens)['params']
+  _, sown = apply(unit, params, tokens, mutable=['responses'])
   inside = (sown['responses']['log_kernels'][0] > 0).mean(axis=(0, 1))
   assert np.all((inside > 0.25) & (inside < 0.75))
   np.testing.assert_array_equal(inside, (sown['responses']['responses'][0] > 0).mean(axis=(0, 1)))
 
 
 def test_the_scale_of_normalized_weights_starts_at_that_of_a_hyperbf():
-  params = MLP(UNITS, normalize=True).init(jax.random.key(0), TOKENS)['params']
-  unit = HyperBFCenters(UNITS, normalize_inputs=True, metric='identity').init(jax.random.key(0), TOKENS)['params']
+  modules = MLP(UNITS, normalize=True), HyperBFCenters(UNITS, normalize_inputs=True, metric='identity')
+  params, unit = (jax.jit(module.init)(jax.random.key(0), TOKENS)['params'] for module in modules)
   np.testing.assert_allclose(params['hidden']['scale'], np.exp(-2 * unit['log_sigma'][0, 0, 0]), rtol=1e-5)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from nn.drawn import random_params
+from nn.drawn import apply, random_params
 
 from hbf.errors import UserError
 from hbf.nn.block import Block
@@ -35,7 +35,7 @@ def test_the_stage_is_its_formula(grid):
   k = np.exp(-(apart**2).sum(-1) / (2 * np.exp(2 * p['position_log_sigma'])))
   mixed = np.einsum('hnm,bmhd->bnhd', k / k.sum(-1, keepdims=True), values).reshape(x.shape)
   expected = mixed @ p['out']['kernel'] + p['out']['bias']
-  np.testing.assert_allclose(STAGE.apply({'params': params}, tokens, context), expected, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(apply(STAGE, params, tokens, context), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('masked', [False, True])
@@ -49,8 +49,8 @@ def test_it_is_attention_without_contents(causal, masked):
   contents = jnp.zeros((D, 2 * D))
   same = {name: params[name] for name in ('out', 'position_offset', 'position_log_sigma')}
   same |= {'log_sigma': jnp.zeros((HEADS, 1, 1)), 'qkv': {'kernel': jnp.hstack([contents, params['v']['kernel']])}}
-  reference = HyperBFAttention(HEADS, relative_positions='gaussian').apply({'params': same}, tokens, context)
-  np.testing.assert_allclose(STAGE.apply({'params': params}, tokens, context), reference, rtol=1e-5, atol=1e-6)
+  reference = apply(HyperBFAttention(HEADS, relative_positions='gaussian'), same, tokens, context)
+  np.testing.assert_allclose(apply(STAGE, params, tokens, context), reference, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
@@ -59,7 +59,8 @@ def test_sums_over_rows_and_columns_have_the_same_gradients(dtype):
   stage = PositionalHyperBF(HEADS, dtype=jnp.dtype(dtype))
 
   def gradients(context):
-    return jax.grad(lambda params: jnp.sum(jnp.sin(stage.apply({'params': params}, tokens, context))))(params)
+    loss = lambda params: jnp.sum(jnp.sin(stage.apply({'params': params}, tokens, context)))  # noqa: E731
+    return jax.jit(jax.grad(loss))(params)
 
   found, expected = gradients(context), gradients(Context(positions=context.positions))
   rtol, atol = (1e-4, 1e-5) if dtype == 'float32' else (0.1, 0.05)
@@ -70,16 +71,16 @@ def test_sums_over_rows_and_columns_have_the_same_gradients(dtype):
 def test_a_short_type_may_need_more_coordinates_for_one_axis_than_for_the_other(grid):
   """Two numbers in bfloat16 hold a coordinate of an axis with up to 32 positions. Longer axes need three."""
   params, tokens, context = make(np.mgrid[: grid[0], : grid[1]].reshape(2, -1).T.astype('f'), grid)
-  found = PositionalHyperBF(HEADS, dtype=jnp.bfloat16).apply({'params': params}, tokens, context)
-  np.testing.assert_allclose(found, STAGE.apply({'params': params}, tokens, context), atol=0.05)
+  found = apply(PositionalHyperBF(HEADS, dtype=jnp.bfloat16), params, tokens, context)
+  np.testing.assert_allclose(found, apply(STAGE, params, tokens, context), atol=0.05)
 
 
 @pytest.mark.parametrize('context', [{'causal': True}, {'mask': jnp.tri(12, dtype=bool)}])
 def test_a_mask_of_the_patches_of_an_image_holds(context):
   params, tokens, plain = make()
   context = Context(positions=plain.positions, **context)
-  found = STAGE.apply({'params': params}, tokens, dataclasses.replace(context, grid=(3, 4)))
-  np.testing.assert_array_equal(found, STAGE.apply({'params': params}, tokens, context))
+  found = apply(STAGE, params, tokens, dataclasses.replace(context, grid=(3, 4)))
+  np.testing.assert_array_equal(found, apply(STAGE, params, tokens, context))
 
 
 def test_tokens_without_positions_are_refused():

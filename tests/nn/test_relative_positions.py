@@ -252,7 +252,7 @@ def test_in_bfloat16_other_kernels_see_the_same_distances():
   tokens, params, places = narrow(module)
   params['qkv']['kernel'] *= 0.5
   result, expected = (
-    np.asarray(module.clone(dtype=dtype).apply({'params': params}, tokens, context(places)), 'f')
+    np.asarray(apply(module.clone(dtype=dtype), params, tokens, context(places)), 'f')
     for dtype in (jnp.bfloat16, jnp.float32)
   )
   np.testing.assert_allclose(result, expected, atol=0.02 * np.abs(expected).max())
@@ -279,7 +279,10 @@ def test_short_types_hold_the_distances_of_narrow_heads_of_16_by_16_patches(step
   queries, keys = jax.jit(_Coordinates(dtype).apply)({'params': params}, None, context(places))
   assert queries.dtype == keys.dtype == dtype
   products = np.einsum('hnc,hac->hna', np.asarray(queries, np.float64), np.asarray(keys, np.float64))
-  expected = [[[-place_distance(p, q, params, h) for p in places] for q in places] for h in range(H)]
+  # The distances of place_distance, of all pairs at once: there are 132,098.
+  offset, log_sigma = (np.asarray(z, np.float64)[:, :, None] for z in params.values())
+  apart = (places[:, None].astype(np.float64) - places - offset) / np.exp(log_sigma)
+  expected = -np.nan_to_num(np.square(apart).sum(-1) / 2)
   np.testing.assert_allclose(products, expected, atol=tolerance)
 
 
@@ -349,7 +352,7 @@ def test_heads_start_each_on_another_one_of_the_nearest_neighbors(heads):
 def test_over_a_text_half_of_the_heads_start_beside_and_the_others_far_and_wide(causal):
   module = HyperBFAttention(4, relative_positions='gaussian')
   tokens = jnp.ones((1, 6, D))
-  params = module.init(jax.random.key(0), tokens, context(TEXT, causal=causal))['params']
+  params = jax.jit(lambda key: module.init(key, tokens, context(TEXT, causal=causal)))(jax.random.key(0))['params']
   assert params['position_offset'][:, 0, 0].tolist() == ([1, 2, 0, 0] if causal else [-1, 1, 0, 0])
   np.testing.assert_allclose(np.exp(params['position_log_sigma'][:, 0, 0]), [0.5, 0.5, 4, 16], rtol=1e-6)
 
@@ -430,7 +433,7 @@ def test_rotary_attention_is_that_of_queries_and_keys_turned_one_by_one(places):
     )
     joined[b, :, part] = reference.softmax(queries @ keys.T / d**0.5) @ v[b, :, part]
   expected = joined @ params['out']['kernel'] + params['out']['bias']
-  result = ROTARY['softmax'].apply({'params': params}, tokens, context(places))
+  result = apply(ROTARY['softmax'], params, tokens, context(places))
   np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
 
 

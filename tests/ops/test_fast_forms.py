@@ -271,8 +271,9 @@ def test_the_plain_form_has_forward_mode():
   implementation, plain = (
     functools.partial(hyperbf, **arrays, **how, implementation=implementation) for implementation in ('xla', 'plain')
   )
-  _, tangent = jax.jvp(plain, (points,), (direction := jnp.ones_like(points),))
-  (pulled,) = jax.vjp(implementation, points)[1](tangent)
+  direction = jnp.ones_like(points)
+  _, tangent = jax.jit(lambda points: jax.jvp(plain, (points,), (direction,)))(points)
+  (pulled,) = jax.jit(lambda points: jax.vjp(implementation, points)[1](tangent))(points)
   np.testing.assert_allclose(jnp.vdot(pulled, direction), jnp.vdot(tangent, tangent), rtol=1e-4)
 
 

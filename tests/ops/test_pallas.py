@@ -100,7 +100,7 @@ def test_a_free_metric_that_is_no_distance_spoils_no_padding(small_blocks):
   arrays = make(seed=3)
   arrays['weights'] = -40 * jnp.eye(D)
   unit = {'kernel': 'gaussian', 'normalization': 'layer', 'metric': 'bilinear'}
-  gradient = jax.grad(lambda z: hyperbf(**z, implementation='pallas', **unit).sum())(arrays)
+  gradient = jax.jit(jax.grad(lambda z: hyperbf(**z, implementation='pallas', **unit).sum()))(arrays)
   assert all(jnp.isfinite(z).all() for z in gradient.values())
 
 
@@ -189,7 +189,7 @@ def test_training_and_evaluation_divide_the_points(toy, tmp_path, monkeypatch):
     return sums(kernel, distances, coefficients)
 
   monkeypatch.setattr(pallas, '_sums', record)
-  sizes = {'train.batch_size': 64, 'evaluate.batch_size': 128, 'train.epochs': 0.1}
+  sizes = {'train.batch_size': 64, 'evaluate.batch_size': 128, 'train.epochs': 0.1, 'log.units': True}
   train(
     toy('model=hyperbf', **sizes, **{'model.stage2.implementation': 'pallas'}), tmp_path / 'run', Console(quiet=True)
   )

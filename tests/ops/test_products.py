@@ -55,12 +55,15 @@ def errors(operator, normalization, sigma):
     how = {'kernel': 'gaussian', 'metric': 'diagonal', 'normalization': normalization}
     return operator(points, centers, coefficients, sigma=sigma, weights=weights, **how)
 
+  @jax.jit
+  def value_and_pulled(arrays, cotangent):
+    value, pull = jax.vjp(function, *arrays)
+    return value, *pull(cotangent)
+
   found = []
   with jax.enable_x64(True):
     for dtype in (jnp.float32, jnp.float64):
-      arrays, cotangent = arguments(sigma, dtype)
-      value, pull = jax.vjp(function, *arrays)
-      found.append([np.asarray(z, np.float64) for z in (value, *pull(cotangent))])
+      found.append([np.asarray(z, np.float64) for z in value_and_pulled(*arguments(sigma, dtype))])
   return [np.linalg.norm(one - other) / np.linalg.norm(other) for one, other in zip(*found, strict=True)]
 
 

@@ -1,6 +1,7 @@
 """Runs that also learn from a trained network: --config.train.teacher=WEIGHTS."""
 
 import dataclasses
+import functools
 import types
 
 import jax
@@ -75,16 +76,17 @@ def reference(made, params, counted=lambda targets: True):
   """Return the loss of the first step in float64, from the logits of both networks."""
   keys, _ = step_keys(made.config.seed, jnp.zeros((), jnp.int32))
   index = {'index': made.order(0), 'step': jnp.zeros((), jnp.int32)}
-  seen = made.task.train_batch(keys, made.resident.data, index)
+  seen = jax.jit(made.task.train_batch)(keys, made.resident.data, index)
   inputs, distillation = seen.inputs, made.objective.distillation
   if distillation.ours:
     levels = np.asarray(seen.inputs, np.float64) * distillation.ours[1][0] + distillation.ours[0][0]
     inputs = jnp.asarray((levels - distillation.theirs[0][0]) / distillation.theirs[1][0], jnp.float32)
-  answers = distillation.model.apply({'params': made.resident.params}, inputs, train=False)
-  logits = made.model.apply({'params': params}, seen.inputs, train=False)
+  theirs, ours = (jax.jit(functools.partial(model.apply, train=False)) for model in (distillation.model, made.model))
+  answers = theirs({'params': made.resident.params}, inputs)
+  logits = ours({'params': params}, seen.inputs)
   p, q = (log_softmax(np.asarray(z, np.float64) / distillation.temperature, -1) for z in (answers, logits))
   kl = np.mean((np.exp(p) * (p - q)).sum(-1), where=counted(seen.targets))
-  loss, _ = made.task.loss(logits, seen.targets)
+  loss, _ = jax.jit(made.task.loss)(logits, seen.targets)
   return (1 - distillation.weight) * float(loss) + distillation.weight * distillation.temperature**2 * kl
 
 

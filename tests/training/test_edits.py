@@ -54,7 +54,8 @@ def folder(run, tmp_path):
 
 
 def logits(run, images):
-  return np.asarray(run.model.apply({'params': run.params}, run.normalize(images), train=False))
+  apply = jax.jit(functools.partial(run.model.apply, train=False))
+  return np.asarray(apply({'params': run.params}, run.normalize(images)))
 
 
 def random_edits(count, dims=6, classes=4, seed=0):
@@ -103,9 +104,10 @@ def test_no_image_whose_answer_should_stay_is_in_a_ball(run, images, wanted, edi
 def test_all_methods_of_an_edited_run_use_the_edits(edited, images, wanted, tmp_path, folder):
   assert edited.predict(images[:3]).argmax(axis=-1).tolist() == wanted
   there = dataclasses.replace(edited, workdir=folder)
-  assert there.evaluate()['edits'] == 3
+  mine = there.evaluate()
+  assert mine['edits'] == 3
   there.save_edits()
-  assert hbf.evaluate(folder, edits=True)['confusion'] == there.evaluate()['confusion']
+  assert hbf.evaluate(folder, edits=True)['confusion'] == mine['confusion']
   loaded = hbf.load(folder, edits=True)
   np.testing.assert_array_equal(loaded.predict(images), edited.predict(images))
   export(from_run(folder, edits=True), tmp_path / 'exported')

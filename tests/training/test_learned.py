@@ -63,7 +63,8 @@ def test_logits_are_as_defined_and_those_of_trained_classes_stay(run, extended, 
   """Against the definition in float64."""
   reader = Reader.of(run.model, run.params, run.task)
   seen, own = reader(among[0]), reader(new[0][:6]).features.astype(np.float64)
-  found = np.asarray(extended.model.apply({'params': extended.params}, run.normalize(among[0]), train=False))
+  apply = jax.jit(functools.partial(extended.model.apply, train=False))
+  found = np.asarray(apply({'params': extended.params}, run.normalize(among[0])))
   np.testing.assert_allclose(found[:, :10], seen.logits, atol=1e-5)
   features = seen.features.astype(np.float64)
   centers = [features[among[1] == label].mean(axis=0) for label in range(10)]

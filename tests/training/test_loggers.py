@@ -54,7 +54,7 @@ def read_events(workdir):
 def on_board(tmp_path_factory, toy):
   """The folder of an interrupted run that logs to TensorBoard, with a trace of its steps 13 and 14."""
   workdir = tmp_path_factory.mktemp('board') / 'run'
-  config = toy(**{'log.to': 'tensorboard', 'log.profile': '12..14', 'data.validation': 0.1})
+  config = toy(**{'log.to': 'tensorboard', 'log.profile': '12..14', 'log.units': True, 'data.validation': 0.1})
   train_twice(config, workdir)
   return workdir
 

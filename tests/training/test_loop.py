@@ -69,8 +69,8 @@ def test_the_log_tells_how_wide_the_kernels_become(finished):
     assert len({widths[stage] for widths in told}) == len(told)
 
 
-def test_no_report_is_faster_than_its_steps(tmp_path, toy, monkeypatch):
-  """This includes the last report, which follows at once after the one before it."""
+def test_no_report_is_faster_than_its_steps_and_no_units_are_logged_unless_asked_for(tmp_path, toy, monkeypatch):
+  """The last report is no faster either, although it follows at once after the one before it."""
   compiled, seconds = startup.compile_steps, 0.02
 
   def slowed(*arguments):
@@ -85,7 +85,9 @@ def test_no_report_is_faster_than_its_steps(tmp_path, toy, monkeypatch):
   monkeypatch.setattr(startup, 'compile_steps', slowed)
   config = toy(**{'train.epochs': 0.3, 'log.every': '2steps', 'train.steps_per_call': 1, 'model.dropout': 0.1})
   result = train(config, tmp_path, QUIET, ONE)
-  rates = [line['images_per_second'] for line in read_metrics(tmp_path) if line['split'] == 'train']
+  lines = read_metrics(tmp_path)
+  assert 'units' not in {line['split'] for line in lines}
+  rates = [line['images_per_second'] for line in lines if line['split'] == 'train']
   assert len(rates) == 4
   assert max(*rates, result['images_per_second']) <= 2 * config.train.batch_size / seconds
 

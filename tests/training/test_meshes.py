@@ -92,13 +92,13 @@ def test_losses_are_those_of_one_device(run, hyperbf, sizes):
 def test_units_that_lie_on_several_devices_stay_there(activation, sizes):
   """Each device multiplies its own units, although the two halves of a gated layer lie side by side in one kernel."""
   layer, x = MLP(64, activation), jax.random.normal(jax.random.key(0), (8, 4, 16))
-  params = layer.init(jax.random.key(1), x)
+  params = jax.jit(layer.init)(jax.random.key(1), x)
   mesh = make_mesh(jax.devices() if sizes else ONE, {'data': 1, 'fsdp': 1, 'tensor': 1} | sizes)
   shardings = state_sharding(mesh, params)
   step = jax.jit(lambda params, x: layer.apply(params, x), in_shardings=(shardings, None))
   with jax.set_mesh(mesh):
     compiled = step.lower(params, x).compile()
-    np.testing.assert_allclose(compiled(params, x), layer.apply(params, x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(compiled(params, x), jax.jit(layer.apply)(params, x), rtol=1e-5, atol=1e-6)
   products = [line for line in compiled.as_text().splitlines() if ' dot(' in line]
   units = 64 // 4 if sizes else 64
   columns = (2 if activation == 'swiglu' else 1) * units
@@ -109,19 +109,20 @@ def test_units_that_lie_on_several_devices_stay_there(activation, sizes):
 def test_a_stage_1_on_several_devices_gives_the_same(stage):
   """Heads and learned centers are split over devices. All examples share the weights of `positional`."""
   x, context = jax.random.normal(jax.random.key(0), (8, 6, 16)), Context(positions=jnp.arange(6.0)[:, None])
-  params = stage.init(jax.random.key(1), x, context)
+  params = jax.jit(lambda key: stage.init(key, x, context))(jax.random.key(1))
   mesh = make_mesh(jax.devices(), {'data': 2, 'fsdp': 2, 'tensor': 2})
   shardings = state_sharding(mesh, params)
   gradient = jax.value_and_grad(lambda params, x: jnp.sum(stage.apply(params, x, context) ** 2))
   with jax.set_mesh(mesh):
     found = jax.jit(gradient, in_shardings=(shardings, batch_sharding(mesh)))(params, x)
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, gradient(params, x))
+  expected = jax.jit(gradient)(params, x)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected)
 
 
 def test_gradients_are_summed_within_fsdp_before_they_cross_data():
   """If the devices of a host share the parameters, hosts exchange only shards of the gradients."""
   unit, x = HyperBFCenters(64), jax.random.normal(jax.random.key(0), (8, 4, 32))
-  params = unit.init(jax.random.key(1), x)
+  params = jax.eval_shape(unit.init, jax.random.key(1), x)
   mesh = make_mesh(jax.devices(), {'data': 2, 'fsdp': 4, 'tensor': 1})
   shardings = state_sharding(mesh, params)
   gradient = jax.grad(lambda params, x: jnp.sum(unit.apply(params, x) ** 2))

@@ -143,6 +143,7 @@ def text_config(path, **changes):
   config = text.get_config('model=hyperbf')
   small = {'model.width': 16, 'model.depth': 1, 'model.heads': 2, 'model.stage2.centers': 12, 'data.length': 24}
   run = {'data.name': 'text_file', 'data.root': str(path), 'train.epochs': 0.05, 'train.batch_size': 8}
+  run['log.units'] = False
   config.update_from_flattened_dict(small | run | {'data.validation': 0.1} | changes)
   return resolve(config)
 

@@ -277,6 +277,7 @@ TOY = {
   'data.validation': 0.0,
   'evaluate.every': '1epoch',
   'log.every': '2steps',
+  'log.units': False,
   'checkpoint.every': '1steps',
   'checkpoint.keep': 99,
 }

@@ -76,12 +76,6 @@ def goes_on(finished, workdir, callbacks=()):
   return said.getvalue()
 
 
-def test_sigterm_saves_and_the_same_call_goes_on_exactly(finished, parts, monkeypatch):
-  """The two parts differ in the number of steps in a call. The images are not measured again."""
-  monkeypatch.setattr(levels, 'statistics', None)
-  assert 'goes on after step 14' in goes_on(finished, parts)
-
-
 def test_what_is_said_to_be_saved_is_complete_before_signals_kill_again(finished, tmp_path, monkeypatch):
   """Ctrl-C reaches a run of a comparison twice: from the terminal, and from the comparison that started it."""
   _, config, _ = finished
@@ -113,7 +107,10 @@ def test_if_no_checkpoint_can_be_read_the_run_says_so_and_leaves_them(finished, 
   assert sorted(path.name for path in (parts / 'checkpoints').iterdir()) == ['10', '14', '5']
 
 
-def test_a_full_disk_ends_in_a_line_and_the_same_call_goes_on_when_there_is_room(finished, parts, monkeypatch):
+def test_after_sigterm_and_a_full_disk_told_in_a_line_the_same_call_goes_on_exactly(finished, parts, monkeypatch):
+  """The parts differ in the number of steps in a call. The images are not measured again."""
+  monkeypatch.setattr(levels, 'statistics', None)
+
   def write(self, step, epoch, split, **values):
     self._file.write('{"step": 15, "epo')  # as much as there was room for
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -206,7 +203,7 @@ def test_a_reader_that_dies_ends_the_run_in_an_error_and_leaves_its_checkpoints(
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_its_blocks_in_another_form(tmp_path, toy, monkeypatch):
-  config = toy(**{'model.depth': 2, 'optimizer.name': 'sgd'})
+  config = toy(**{'model.depth': 2, 'optimizer.name': 'sgd', 'log.units': True})
   train(config, tmp_path / 'whole', QUIET, ONE)
   with monkeypatch.context() as patch:
     stop_at(patch, 10)

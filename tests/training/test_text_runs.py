@@ -36,6 +36,7 @@ SMALL = {
   'evaluate.every': '10steps',
   'checkpoint.every': '10steps',
   'log.every': '5steps',
+  'log.units': False,
 }
 
 LEARNING = {'train.epochs': 0.3, 'optimizer.learning_rate': 1e-2}
@@ -64,7 +65,7 @@ def make(sentences):
 
 @pytest.fixture(scope='module')
 def finished(tmp_path_factory, make):
-  workdir, config = tmp_path_factory.mktemp('runs') / 'run', make(**LEARNING)
+  workdir, config = tmp_path_factory.mktemp('runs') / 'run', make(**LEARNING, **{'log.units': True})
   return workdir, config, train(config, workdir, QUIET, ONE)
 
 
@@ -92,7 +93,7 @@ def test_evaluation_repeats_the_result_and_has_figures_by_position(finished):
 def test_an_interrupted_run_goes_on_bit_for_bit(make, tmp_path, monkeypatch):
   """It goes on from a stream, although it began with a text in device memory."""
   free = {'optimizer.name': 'schedule_free', 'optimizer.schedule': 'constant', 'optimizer.minimum_rate': 0.0}
-  config = make(**{'model.dropout': 0.1, 'train.average': 0.0}, **free)
+  config = make('model=vit', **{'model.dropout': 0.1, 'train.average': 0.0}, **free)
   whole = train(config, tmp_path / 'whole', QUIET, ONE)
   assert whole is not None
   stop_at(monkeypatch, 15)

@@ -17,7 +17,8 @@ def units(workdir):
 
 def test_a_run_logs_its_units_at_the_start_and_at_each_evaluation(toy, tmp_path):
   """Three devices share a batch of 48 images, but could not share the images of the report evenly."""
-  train(toy(**{'train.epochs': 2.0, 'train.batch_size': 48}), tmp_path / 'run', QUIET, jax.devices()[:3])
+  config = toy(**{'train.epochs': 2.0, 'train.batch_size': 48, 'log.units': True})
+  train(config, tmp_path / 'run', QUIET, jax.devices()[:3])
   evaluated = [line['step'] for line in read_metrics(tmp_path / 'run') if line['split'] == 'validation']
   found = units(tmp_path / 'run')
   assert [*found] == [0, *evaluated]
@@ -30,21 +31,10 @@ def test_units_that_are_dead_at_first_are_warned_about(toy, tmp_path):
   console = Console(record=True, width=300)
   published = {'kernel': 'signed_gaussian', 'metric': 'bilinear', 'normalization': 'none', 'sigma_scale': 1e-4}
   changes = {f'model.stage2.{option}': value for option, value in published.items()}
-  train(
-    toy(**changes, **{'model.stage2.centers_init': 'normal', 'train.epochs': 0.1, 'optimizer.learning_rate': 0.0}),
-    tmp_path / 'run',
-    console,
-    ONE,
-  )
+  changes |= {'model.stage2.centers_init': 'normal', 'optimizer.learning_rate': 0.0}
+  train(toy(**changes, **{'train.epochs': 0.1, 'log.units': True}), tmp_path / 'run', console, ONE)
   assert units(tmp_path / 'run')[0]['dead'] > MANY
   assert 'of the units of block0, ' in console.export_text()
-
-
-@pytest.mark.parametrize('changes', [{'log.units': False}, {'model.name': 'vit'}])
-def test_nothing_is_logged_if_it_is_off_or_there_are_no_centers(toy, tmp_path, changes):
-  name = changes.pop('model.name', 'hyperbf')
-  train(toy(f'model={name}', **changes, **{'train.epochs': 0.1}), tmp_path / 'run', QUIET, ONE)
-  assert 'units' not in {line['split'] for line in read_metrics(tmp_path / 'run')}
 
 
 def test_warnings_come_at_first_and_when_it_gets_worse():
