@@ -8,8 +8,16 @@ from rich.console import Console
 
 from hbf.comparison.curves import draw_curves
 from hbf.comparison.devices import Device
-from hbf.comparison.grid import Comparison, Grid, arms_with_own_epochs, make_grid
+from hbf.comparison.grid import (
+  Comparison,
+  Grid,
+  arms_with_other_units,
+  arms_with_own_epochs,
+  label_of,
+  make_grid,
+)
 from hbf.comparison.held_out import held_out_table
+from hbf.comparison.presets import PRESETS
 from hbf.comparison.runs import all_finished, run_all
 from hbf.comparison.stored import check_data, check_requested_data, check_runs, refuse_packed
 from hbf.comparison.table import as_json, markdown, read_rows
@@ -41,6 +49,10 @@ def compare(request: Comparison, workdir: pathlib.Path, devices: Sequence[Device
   console = Console(stderr=True)
   for label in arms_with_own_epochs(request):
     console.print(f'{label} sets train.epochs itself: its training operations are not matched', soft_wrap=True)
+  of_presets = {arm for preset in PRESETS.values() for arm in preset.arms}
+  for arm, change in arms_with_other_units(request, grid).items():
+    if arm not in of_presets:
+      console.print(f'{label_of(arm)}: {change}, to match parameters; --nomatch keeps it', soft_wrap=True)
   with held(workdir):
     union = Grid.stored(workdir).union(grid)  # read again, because the folder is locked only now
     union.save(workdir)

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from hbf.config.command_line import read_config
 from hbf.config.defaults import LARGEST_SEED
-from hbf.errors import UserError, warn
+from hbf.errors import UserError
 from hbf.files import is_draft
 from hbf.models.build import count_parameters, flops_per_example
 from hbf.models.matching import TOLERANCE, match_parameters, match_steps, units_of
@@ -239,6 +239,26 @@ def arms_with_own_epochs(request: Comparison) -> list[str]:
   return [label_of(arm) for arm in own]
 
 
+def arms_with_other_units(request: Comparison, grid: Grid) -> dict[str, str]:
+  """Return the arms that state a number of units and get another one, to match parameters.
+
+  Args:
+    request: the requested comparison.
+    grid: its grid.
+
+  Returns:
+    For each of these arms, as it is written in the request, a text such as 'model.stage2.hidden=7 becomes 66'.
+  """
+  units = {arm.label: units_of(arm.config(0).model) for arm in grid.arms}
+  return {
+    arm: f'model.{option}={given} becomes {count}'
+    for arm in request.arms
+    for option, count in units[label_of(arm)].items()
+    for given in re.findall(rf'\smodel\.{re.escape(option)}=(\d+)', arm)[-1:]
+    if int(given) != count
+  }
+
+
 def _group_of(config: str) -> str:
   return pathlib.Path(config.partition(':')[0]).stem
 
@@ -331,11 +351,8 @@ def _match_parameters(arm: Arm, plan: Plan, budget: int) -> Arm:
   model = match_parameters(
     plan.config.model, budget, lambda part: count_parameters(task.make_model(part), task.shape)
   )
-  units = {f'--config.model.{option}': count for option, count in units_of(model).items()}
-  for given in (argument for argument in arm.arguments if argument.partition('=')[0] in units):
-    flag = given.partition('=')[0]
-    warn(f'arm {arm.label} gets {flag}={units[flag]} in place of {given}, to match parameters: --nomatch keeps it')
-  return dataclasses.replace(arm, arguments=(*arm.arguments, *(f'{flag}={count}' for flag, count in units.items())))
+  units = (f'--config.model.{option}={count}' for option, count in units_of(model).items())
+  return dataclasses.replace(arm, arguments=(*arm.arguments, *units))
 
 
 def _operations(text: str, first: Plan) -> float:

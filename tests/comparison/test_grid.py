@@ -13,6 +13,7 @@ from hbf.comparison.grid import (
   Arm,
   Comparison,
   Grid,
+  arms_with_other_units,
   arms_with_own_epochs,
   make_grid,
   parse_seeds,
@@ -21,7 +22,7 @@ from hbf.comparison.grid import (
 )
 from hbf.comparison.presets import PRESETS
 from hbf.comparison.stored import check_runs
-from hbf.errors import Notice, UserError
+from hbf.errors import UserError
 from hbf.models.build import flops_per_example
 from hbf.training.experiment import make_plan, training_operations
 from hbf.training.schema import stamp
@@ -164,9 +165,9 @@ def test_a_folder_has_one_config_of_a_name(grid_of):
   assert before.union(grid_of('gmlp', config='digits:recipe=small', before=before)).seeds == before.seeds
 
 
-def test_units_that_matching_replaces_are_named(grid_of):
-  with pytest.warns(Notice, match=r'own gets --config\.model\.stage2\.hidden=\d+ in place of .*=7, to match'):
-    grid_of('vit', 'own: vit model.stage2.hidden=7')
+def test_units_that_matching_replaces_are_known(asked_of):
+  asked = asked_of('vit', 'own: vit model.stage2.hidden=7', 'same: vit model.stage2.hidden=256')
+  assert arms_with_other_units(asked, make_grid(asked)) == {asked.arms[1]: 'model.stage2.hidden=7 becomes 256'}
 
 
 @pytest.mark.parametrize(
