@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float
 
 from hbf.errors import UserError, choose
-from hbf.ops.layout import explicit_split, laid_out_by_xla
+from hbf.ops.layout import explicit_split, laid_out_by_xla, vary_together
 from hbf.ops.products import products, row_dots
 
 CHUNK = 128  # tokens in a chunk, see `_causal_sums`
@@ -215,8 +215,9 @@ def _causal_sums(queries: jax.Array, keys: Features, values: jax.Array, state: S
   # With the largest scale of all keys, a later key could make the sum for i underflow.
   if queries.shape[-2] != values.shape[-2]:
     raise UserError(f'causal attention needs a key a query: {queries.shape[-2]} queries have {values.shape[-2]} keys')
+  queries, keys, values, state = vary_together((queries, keys, values, state))
   length = values.shape[-2]
-  size = min(CHUNK, length)
+  size = max(1, min(CHUNK, length))
   mask = np.tri(size, dtype=bool)
 
   def step(carry: State, chunk: tuple[jax.Array, Features, jax.Array]) -> tuple[State, jax.Array]:
