@@ -114,7 +114,7 @@ class LanguageModel(CheckedModule):
     """Return the vectors [length, D] that are added to the tokens at coordinates [length, 1]."""
     shape = (self.length, self.width)
     makers: dict[str, Callable[[], Any]] = {
-      'learned': lambda: self.param('positions', nn.initializers.normal(0.02), shape),
+      'learned': lambda: self.param('positions', nn.initializers.normal(0.02), shape, jnp.float32),
       'sincos': lambda: sincos(coordinates, self.width),
       'none': lambda: np.zeros(shape, np.float32),
     }

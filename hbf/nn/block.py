@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from hbf.errors import UserError
@@ -95,7 +96,7 @@ class Block(CheckedModule):
     update = constrain(mapped(norm(tokens), context), BATCH, None, None)
     if self.layer_scale:
       start = nn.initializers.constant(self.layer_scale)
-      update *= self.param(f'scale_{name}', start, tokens.shape[-1:]).astype(update.dtype)
+      update *= self.param(f'scale_{name}', start, tokens.shape[-1:], jnp.float32).astype(update.dtype)
     update = Dropout(self.dropout, deterministic=not context.train)(update)
     if context.train and drop_path is not None:
       keep = jax.random.bernoulli(self.make_rng('dropout'), 1 - drop_path, (len(tokens), 1, 1))

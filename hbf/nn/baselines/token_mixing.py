@@ -147,8 +147,8 @@ class TokenDense(nn.Module):
 
   def setup(self) -> None:
     """Make the parameters."""
-    self._kernel = self.param('kernel', self.kernel_init, (self.inputs, self.outputs))
-    self._bias = self.param('bias', self.bias_init, (self.outputs,))
+    self._kernel = self.param('kernel', self.kernel_init, (self.inputs, self.outputs), jnp.float32)
+    self._bias = self.param('bias', self.bias_init, (self.outputs,), jnp.float32)
 
   def kernel(self, seen: np.ndarray | None) -> jax.Array:
     """Return the kernel [inputs, outputs], with zeros where the mask `seen` [inputs, outputs] is False."""
