@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from hbf.errors import UserError, warn
+from hbf.errors import warn
 from hbf.nn.cache import update_cache
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context, check_context
@@ -227,7 +227,7 @@ class HyperBFCenters(CheckedModule):
   @nn.compact
   def __call__(self, tokens: Float[Array, 'B N D'], context: Context = EVALUATION) -> Float[Array, 'B N D']:
     """Map tokens [B, N, D] to [B, N, D]."""
-    self._check(tokens.shape)
+    self._check(tokens.shape[-1])
     points = split_heads(tokens.astype(self.dtype).reshape(-1, tokens.shape[-1]), self.heads).swapaxes(0, 1)
     given, centers = points, self._centers(points)
     if self.normalize_inputs:
@@ -284,7 +284,13 @@ class HyperBFCenters(CheckedModule):
       norm = 1 if self.normalize_inputs else points.shape[-1]
       norms = jnp.sum(jnp.square(centers.astype(jnp.float32)), axis=-1)[:, None, :]
       return depth + (norms + norm) * basis.scale(points.dtype)
-    return self.param('squared_radius', lambda _: _float32(-nearness(points, centers, basis).mean(-2, keepdims=True)))
+
+    def init(_: jax.Array) -> jax.Array:
+      if points.shape[1] == 0:
+        return jnp.zeros((self.heads, 1, self.centers), jnp.float32)
+      return _float32(-nearness(points, centers, basis).mean(-2, keepdims=True))
+
+    return self.param('squared_radius', init)
 
   def _factors(self, points: jax.Array) -> jax.Array | None:
     """Return the factors u_a·x + w_a [H, B N, A] for points x [H, B N, d]. None if coefficients are constant."""
@@ -300,6 +306,8 @@ class HyperBFCenters(CheckedModule):
     """Return the logarithms [H, 1, 1] of the gains. At first, a gain is the inverse of its head's mean response."""
 
     def init(_: jax.Array) -> jax.Array:
+      if points.shape[1] == 0:
+        return jnp.zeros((self.heads, 1, 1), jnp.float32)
       log_k = nearness(points, centers, basis)
       return _float32(jnp.log(log_k[0].size) - jax.nn.logsumexp(log_k, axis=(1, 2), keepdims=True))
 
@@ -309,7 +317,8 @@ class HyperBFCenters(CheckedModule):
     """Return the learned coefficients [H, A, dimensions]. The responses `at_init()` set their initial scale."""
 
     def init(key: jax.Array) -> jax.Array:
-      power = jnp.mean(jnp.sum(at_init() ** 2, axis=(0, 2)))
+      r = at_init()
+      power = jnp.mean(jnp.sum(r**2, axis=(0, 2))) if r.shape[1] != 0 else 0.0  # without tokens: any finite size
       # The power is below 1/A if normalization 'layer' subtracts the mean of responses that are nearly equal, or if a
       # kernel of compact support is 0 at nearly all tokens. Coefficients for such small responses would be too large.
       size = self.coefficients_scale * jax.lax.rsqrt(jnp.maximum(power, 1 / self.centers))
@@ -317,10 +326,10 @@ class HyperBFCenters(CheckedModule):
 
     return replicate(self.param('coefficients', init).astype(dtype), None, TENSOR, None)
 
-  def _check(self, shape: tuple[int, ...]) -> None:
-    """Raise OptionError if the options contradict each other, or do not fit tokens of this shape.
+  def _check(self, dimensions: int) -> None:
+    """Raise OptionError if the options contradict each other, or do not fit tokens of this many dimensions.
 
-    At initialization, raise UserError if there are no tokens, and OptionError if the stage could not learn.
+    At initialization, raise it also if the stage could not learn.
     """
     if self.kernel == SIGNED and self.metric != 'bilinear':
       raise OptionError(
@@ -330,16 +339,9 @@ class HyperBFCenters(CheckedModule):
       )
     if self.implementation == 'pallas':
       self._check_pallas()
-    check_heads(shape[-1], self.heads)
-    if not self.is_initializing():
-      return
-    if 0 in shape:
-      raise UserError(
-        f'{type(self).__name__} was initialized with tokens of shape {list(shape)}: its initial parameters depend on '
-        'the tokens, so give it one or more'
-      )
+    check_heads(dimensions, self.heads)
     # Trained centers may be used one by one, as those of `nested`.
-    if self.normalization == 'layer' and self.centers == 1:
+    if self.is_initializing() and self.normalization == 'layer' and self.centers == 1:
       raise OptionError(
         'normalization layer needs two centers or more, because the response of a single one is 0: add centers, or '
         'change the normalization',

@@ -11,7 +11,7 @@ from ops.keywords import hyperbf, hyperbf_plain, log_responses
 
 import hbf.nn.hyperbf
 import hbf.ops.hyperbf
-from hbf.errors import Notice, UserError
+from hbf.errors import Notice
 from hbf.nn.context import Context
 from hbf.nn.hyperbf import HyperBFAttention, HyperBFCenters
 from hbf.ops.normalization import normalize
@@ -465,12 +465,6 @@ def test_impossible_options_are_errors(kind, options, message):
 def test_nested_centers_may_have_the_implementation_plain():
   options = UNIT | {'nested': True, 'implementation': 'plain'}
   jax.eval_shape(HyperBFCenters(**options).init, jax.random.key(0), make_tokens())
-
-
-@pytest.mark.parametrize('shape', [(0, 5, 8), (2, 0, 8)])
-def test_initialization_without_tokens_is_refused(shape):
-  with pytest.raises(UserError, match=r'initialized with tokens of shape \[.*8\]'):
-    HyperBFCenters(**UNIT).init(jax.random.key(0), jnp.zeros(shape))
 
 
 def nested_outputs(normalization):
