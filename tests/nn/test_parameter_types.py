@@ -52,6 +52,13 @@ def test_parameters_are_float32_and_outputs_have_the_type_of_the_stage(stage, dt
   assert kinds(shapes[0]) == {jnp.dtype(dtype)} and kinds(shapes[1]) == {jnp.dtype('float32')}
 
 
+@pytest.mark.parametrize('stage', STAGES, ids=lambda stage: type(stage).__name__)
+def test_a_stage_without_a_type_computes_in_float32(stage):
+  tokens = jax.ShapeDtypeStruct(TOKENS.shape, jnp.bfloat16)
+  out, _ = jax.eval_shape(stage.clone(dtype=None).init_with_output, jax.random.key(0), tokens, CONTEXT)
+  assert out.dtype == jnp.float32
+
+
 @pytest.mark.parametrize('causal', [False, True])
 @pytest.mark.parametrize('features', ['elu', 'exp', 'gaussian'])
 def test_linear_attention_sums_in_float64(features, causal):
