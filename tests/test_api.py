@@ -244,6 +244,17 @@ def test_a_block_outside_of_a_model_and_a_stage_in_two_blocks():
     hbf.HyperBFAttention(heads=0)
 
 
+@pytest.mark.parametrize(
+  'options', [{}, {'causal': True}, {'mask': jnp.ones((5, 0), bool)}, {'implementation': 'plain'}], ids=str
+)
+@pytest.mark.parametrize('kernel', ['laplacian', 'ball_relu'])
+def test_the_sum_over_no_centers_is_0(kernel, options):
+  x, centers, coefficients = jnp.ones((2, 5, 3)), jnp.ones((0, 3)), jnp.ones((0, 4), jnp.bfloat16)
+  out = hbf.hyperbf(x, centers, coefficients, kernel=kernel, normalization='none', **options)
+  assert out.dtype == jnp.bfloat16
+  np.testing.assert_array_equal(out, np.zeros((2, 5, 4)))
+
+
 def test_the_operator_under_equinox():
   import equinox as eqx  # the other tests do without it
 

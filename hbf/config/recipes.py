@@ -172,7 +172,7 @@ def named_options(name: str) -> dict[str, Any]:
     'gmlp': patches_only,
     'amlp': {**patches_only, 'stage1': {'attention': 64}},
     'mixer': {**patches_only, 'stage2': {'activation': 'gelu'}},
-    # pooling needs a square of patches. With identity, a class token would see no patch.
+    # pooling needs tokens that are patches only. With identity, a class token would see no patch.
     'pooling': {'pool': 'mean'},
     'identity': {'pool': 'mean'},
   }

@@ -31,7 +31,7 @@ class AnySizeEmbedding(PatchEmbedding):
     """Return the position vectors [N, D] of N patches. `coordinates` [N, 2] has the row and column of each patch."""
     assert self.resize is not None
     rows, columns = (int(last) + 1 for last in coordinates[-1])
-    learned = self.param('positions', nn.initializers.normal(0.02), (self.grid**2, self.width))
+    learned = self.param('positions', nn.initializers.normal(0.02), (self.grid**2, self.width), jnp.float32)
     return jnp.asarray(self.resize(learned, rows, columns)).astype(self.dtype)
 
 

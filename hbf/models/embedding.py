@@ -81,7 +81,7 @@ class PatchEmbedding(CheckedModule):
     tokens = nn.Dense(self.width, dtype=self.dtype, name='embedding')(inputs.reshape(-1, numbers))
     tokens = tokens.reshape(batch, rows * columns, self.width) + self._positions(coordinates)
     if POOLS[self.pool]:
-      token = self.param('class_token', nn.initializers.normal(0.02), (1, 1, self.width))
+      token = self.param('class_token', nn.initializers.normal(0.02), (1, 1, self.width), jnp.float32)
       tokens = jnp.concatenate([as_rows_of(tokens[:, :1], token.astype(self.dtype)), tokens], axis=1)
       coordinates = np.concatenate([np.full((1, 2), np.nan, np.float32), coordinates])
     return Dropout(self.dropout, deterministic=not train)(tokens), jnp.asarray(coordinates)
@@ -111,7 +111,7 @@ class PatchEmbedding(CheckedModule):
     """Return the position vectors [N, D] of patches at coordinates [N, 2]. They are added to the tokens."""
     shape = (len(coordinates), self.width)
     makers: dict[str, Callable[[], Any]] = {
-      'learned': lambda: self.param('positions', nn.initializers.normal(0.02), shape),
+      'learned': lambda: self.param('positions', nn.initializers.normal(0.02), shape, jnp.float32),
       'sincos2d': lambda: sincos(coordinates, self.width),
       'none': lambda: np.zeros(shape),
     }
@@ -138,7 +138,7 @@ class Whitening(nn.Module):
     seen = windows if self.is_initializing() else jnp.zeros((1, *windows.shape[1:]), windows.dtype)
     start = self.param('whitening', lambda _: laid_out_by_xla(whitening, PartitionSpec(), seen))
     kernel = jax.lax.stop_gradient(start)
-    bias = self.param('bias', nn.initializers.zeros_init(), kernel.shape[1:])
+    bias = self.param('bias', nn.initializers.zeros_init(), kernel.shape[1:], jnp.float32)
     flat = windows.reshape(-1, windows.shape[-1]).astype(self.dtype)
     z = flat @ kernel.astype(self.dtype) + bias.astype(self.dtype)
     return z.reshape(*windows.shape[:-1], kernel.shape[1])

@@ -72,7 +72,8 @@ class LanguageModel(CheckedModule):
     Args:
       tokens: the texts. A text with a token outside the vocabulary has logits of NaN.
       train: True in training, with dropout. Dropout needs a random key named 'dropout'.
-      mask: booleans [B, N], False for padding. No token attends to padding. None: there is no padding.
+      mask: booleans [B, N], False for padding. No token attends to padding, which may stand on either side of a text.
+        The logits of padding are finite numbers without a meaning. None: there is no padding.
       start: int32 [], number of tokens in the cache (`hbf.nn.cache`). 0 for the first call. With `start`, padding
         must follow all other tokens. The next call has the position of the first padding as `start`, and overwrites
         the padding in the cache. Logits are NaN for tokens beyond the model's length. None: the texts are complete,
@@ -113,7 +114,7 @@ class LanguageModel(CheckedModule):
     """Return the vectors [length, D] that are added to the tokens at coordinates [length, 1]."""
     shape = (self.length, self.width)
     makers: dict[str, Callable[[], Any]] = {
-      'learned': lambda: self.param('positions', nn.initializers.normal(0.02), shape),
+      'learned': lambda: self.param('positions', nn.initializers.normal(0.02), shape, jnp.float32),
       'sincos': lambda: sincos(coordinates, self.width),
       'none': lambda: np.zeros(shape, np.float32),
     }

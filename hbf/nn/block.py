@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from hbf.errors import UserError
@@ -59,7 +60,7 @@ class Block(CheckedModule):
       ValueError: a stage is neither a module nor a constructor, or a field has a value outside its range.
     """
     for field in ('stage1', 'stage2'):
-      object.__setattr__(self, field, _constructor(field, getattr(self, field)))
+      object.__setattr__(self, field, constructor(field, getattr(self, field)))
     super().__post_init__()
 
   @nn.compact
@@ -95,7 +96,7 @@ class Block(CheckedModule):
     update = constrain(mapped(norm(tokens), context), BATCH, None, None)
     if self.layer_scale:
       start = nn.initializers.constant(self.layer_scale)
-      update *= self.param(f'scale_{name}', start, tokens.shape[-1:]).astype(update.dtype)
+      update *= self.param(f'scale_{name}', start, tokens.shape[-1:], jnp.float32).astype(update.dtype)
     update = Dropout(self.dropout, deterministic=not context.train)(update)
     if context.train and drop_path is not None:
       keep = jax.random.bernoulli(self.make_rng('dropout'), 1 - drop_path, (len(tokens), 1, 1))
@@ -120,10 +121,13 @@ class Block(CheckedModule):
     return functools.partial(in_windows, checked, window=self.window, shifted=self.shifted)
 
 
-def _constructor(field: str, stage: Any) -> Any:
+def constructor(field: str, stage: Any) -> Any:
   """Return a constructor of modules like `stage`, with its options. If `stage` is a constructor, return it unchanged.
 
   `field` is the name of the stage in the message of the error: 'stage1' or 'stage2'.
+
+  Raises:
+    UserError: the stage is neither a module nor a constructor.
   """
   if isinstance(stage, nn.Module):
     fields = [option.name for option in dataclasses.fields(stage) if option.init]

@@ -35,8 +35,9 @@ class Context:
     causal: True if a token attends only to itself and the tokens before it. The mask may hide some of these too. Not
       every stage 1 supports causality (`hbf.nn.traits`).
     mask: booleans that broadcast to [B, N, N]. Entry [b, i, j] is True where token i of example b attends to token j.
-      Every token must attend to at least one token. None: the mask hides nothing. Not every stage 1 accepts every
-      mask (`hbf.nn.traits`).
+      A token that attends to no token, such as padding before a text, gets finite numbers from the stages of this
+      library, and they do not spoil gradients. None: the mask hides nothing. Not every stage 1 accepts every mask
+      (`hbf.nn.traits`).
     positions: the position of each token, float32 [N, P], counted in patches or tokens. NaN for a token without a
       position, such as a class token. None if positions are unknown. If `continued` is set, the array has the
       positions of all tokens that the text can have, [room, P].

@@ -36,7 +36,8 @@ class _Gated(nn.Module):
     activation = ACTIVATIONS[self.activation]
     sigma = self._sigma(width)
     divisor = None if self.qk_norm else sigma
-    q, k = project_qkv(tokens, self.heads, self.dtype, mimetic=self.mimetic, sigma=divisor, parts='qk')
+    bias = getattr(self, 'qkv_bias', False)  # HyperBF attention has no such option
+    q, k = project_qkv(tokens, self.heads, self.dtype, bias, self.mimetic, divisor, 'qk')
     flat = tokens.reshape(-1, width)
     gate, values = map(activation, Projections(2, self.hidden, dtype=self.dtype, name='in')(flat))
     filled = jnp.pad(values, ((0, 0), (0, -self.hidden % self.heads)))
@@ -66,7 +67,8 @@ class GatedHyperBF(_Gated, HyperBFAttention, kw_only=True):
 class GatedSoftmax(_Gated, SoftmaxAttention, kw_only=True):
   """A gated attention like `GatedHyperBF`, but with softmax attention as f.
 
-  A comparison of the two shows the effect of the kernel alone.
+  A comparison of the two shows the effect of the kernel alone. With `qkv_bias`, queries and keys have a bias. The
+  values always have one.
 
   Attributes:
     hidden: number of channels of the values, and of the gate, as in `GatedHyperBF`.

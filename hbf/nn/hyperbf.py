@@ -135,8 +135,8 @@ class HyperBFAttention(CheckedModule):
     The returned centers are divided by σ, like queries and keys.
     """
     init = nn.initializers.normal(1.0)
-    centers = self.param('memory_centers', init, (self.heads, self.memory, k.shape[3]))
-    coefficients = self.param('memory_coefficients', init, (self.heads, self.memory, v.shape[3]))
+    centers = self.param('memory_centers', init, (self.heads, self.memory, k.shape[3]), jnp.float32)
+    coefficients = self.param('memory_coefficients', init, (self.heads, self.memory, v.shape[3]), jnp.float32)
     centers = (of_norm_1(centers) if self.qk_norm else centers) / sigma
     return centers.astype(k.dtype), coefficients.astype(v.dtype)
 
@@ -154,10 +154,10 @@ class HyperBFCenters(CheckedModule):
   Each head is a HyperBF on its own d = D/H dimensions. Its coefficients have D dimensions, and the outputs of all
   heads are added. With one head and a diagonal metric, a token costs 4 A D operations.
 
-  The initial output has the same size for every kernel, metric and sigma: coefficients are drawn so that its root
-  mean square is `coefficients_scale`. With normalization 'none', the responses of a kernel in `KERNELS` are also
-  multiplied by a learned gain. It starts so that the multiplied responses to the tokens seen at initialization have
-  the mean 1.
+  The initial output has the same size for every kernel, metric and sigma at which the responses are not nearly all 0:
+  coefficients are drawn so that its root mean square is `coefficients_scale`. With normalization 'none', the
+  responses of a kernel in `KERNELS` are also multiplied by a learned gain. It starts so that the multiplied responses
+  to the tokens seen at initialization have the mean 1.
 
   If Flax's collection 'responses' is mutable, the stage stores R and log K there, [H, B N, A] each. With linear
   coefficients, the stored R is already multiplied by u_a·x + w_a. For kernels in `BALLS` and `VALUES`, the stage
@@ -175,7 +175,9 @@ class HyperBFCenters(CheckedModule):
     sigma_per: 'layer', 'head' or 'center': each layer, each head or each center learns one σ (one β for kernel
       'signed_gaussian'). 'fixed': σ or β keeps its initial value.
     sigma_scale: the initial σ² is this number times √d, or times √rank for metric low_rank. If the number is near 1,
-      the products x·t/σ² are of order 1 at first.
+      the products x·t/σ² are of order 1 at first. Two different tokens have s ≈ √d / `sigma_scale`, and kernel
+      'wendland' is 0 for s ≥ 10. So with many dimensions it needs a larger number, such as √d/5. With less, a center
+      responds to few tokens or none, and the initial output is smaller.
     normalize_inputs: True to scale points and centers to norm 1. The initial σ² is then divided by d. A center then
       cannot move away from all tokens at once.
     norm_affine: True if the block's LayerNorm before this stage has a scale and a bias. A learned metric can
@@ -198,7 +200,8 @@ class HyperBFCenters(CheckedModule):
       Rippel et al. 2014). In training, every image is given all centers with probability 1/2, and else only the first
       n centers, where n is random and log n is uniform. The option needs all responses in memory, and a random key
       'dropout' in training.
-    implementation: a name in `hbf.ops.fast.choice.IMPLEMENTATIONS`.
+    implementation: 'xla', 'pallas' (fused kernels for a TPU) or 'plain' (the definition, with all responses in
+      memory). 'pallas' is not for nested centers, linear coefficients, or kernels in `BALLS` and `VALUES`.
     dtype: type of the matrix products. Parameters are float32.
   """
 
@@ -236,7 +239,7 @@ class HyperBFCenters(CheckedModule):
     coefficients = self._coefficients(
       lambda: responses(points, centers, basis, mask, factors), tokens.shape[-1], points.dtype
     )
-    bias = self.param('bias', nn.initializers.zeros_init(), tokens.shape[-1:]).astype(points.dtype)
+    bias = self.param('bias', nn.initializers.zeros_init(), tokens.shape[-1:], jnp.float32).astype(points.dtype)
     if self.is_mutable_collection('responses') and not self.is_initializing():
       self.sow('responses', 'responses', responses(points, centers, basis, mask, factors))
       self.sow('responses', 'log_kernels', nearness(points, centers, basis))
@@ -277,27 +280,36 @@ class HyperBFCenters(CheckedModule):
   def _squared_radius(self, points: jax.Array, centers: jax.Array, basis: RadialBasis) -> jax.Array:
     """Return b = ρ²/2σ² [H, 1, A] of the balls of all centers, as option `radius` says."""
     if self.radius == 'relative':
-      depth = self.param('depth', nn.initializers.zeros_init(), (self.heads, 1, self.centers))
+      depth = self.param('depth', nn.initializers.zeros_init(), (self.heads, 1, self.centers), jnp.float32)
       norm = 1 if self.normalize_inputs else points.shape[-1]
       norms = jnp.sum(jnp.square(centers.astype(jnp.float32)), axis=-1)[:, None, :]
       return depth + (norms + norm) * basis.scale(points.dtype)
-    return self.param('squared_radius', lambda _: -nearness(points, centers, basis).mean(-2, keepdims=True))
+
+    def init(_: jax.Array) -> jax.Array:
+      if points.shape[1] == 0:
+        return jnp.zeros((self.heads, 1, self.centers), jnp.float32)
+      return _float32(-nearness(points, centers, basis).mean(-2, keepdims=True))
+
+    return self.param('squared_radius', init)
 
   def _factors(self, points: jax.Array) -> jax.Array | None:
     """Return the factors u_a·x + w_a [H, B N, A] for points x [H, B N, d]. None if coefficients are constant."""
     if self.coefficients == 'constant':
       return None
     shape = (self.heads, self.centers, points.shape[-1])
-    slopes = self.param('slopes', nn.initializers.normal(points.shape[-1] ** -0.5), shape).astype(points.dtype)
-    start = self.param('slope_bias', nn.initializers.zeros_init(), (self.heads, 1, self.centers))
+    normal, zeros = nn.initializers.normal(points.shape[-1] ** -0.5), nn.initializers.zeros_init()
+    slopes = self.param('slopes', normal, shape, jnp.float32).astype(points.dtype)
+    start = self.param('slope_bias', zeros, (self.heads, 1, self.centers), jnp.float32)
     return jnp.einsum('hnd,had->hna', points, slopes) + start.astype(points.dtype)
 
   def _log_gain(self, points: jax.Array, centers: jax.Array, basis: RadialBasis) -> jax.Array:
     """Return the logarithms [H, 1, 1] of the gains. At first, a gain is the inverse of its head's mean response."""
 
     def init(_: jax.Array) -> jax.Array:
+      if points.shape[1] == 0:
+        return jnp.zeros((self.heads, 1, 1), jnp.float32)
       log_k = nearness(points, centers, basis)
-      return jnp.log(log_k[0].size) - jax.nn.logsumexp(log_k, axis=(1, 2), keepdims=True)
+      return _float32(jnp.log(log_k[0].size) - jax.nn.logsumexp(log_k, axis=(1, 2), keepdims=True))
 
     return self.param('log_gain', init)
 
@@ -305,27 +317,51 @@ class HyperBFCenters(CheckedModule):
     """Return the learned coefficients [H, A, dimensions]. The responses `at_init()` set their initial scale."""
 
     def init(key: jax.Array) -> jax.Array:
-      power = jnp.mean(jnp.sum(at_init() ** 2, axis=(0, 2)))
-      # The power is below 1/A only if normalization 'layer' subtracts the mean of responses that are nearly equal.
+      r = at_init()
+      power = jnp.mean(jnp.sum(r**2, axis=(0, 2))) if r.shape[1] != 0 else 0.0  # without tokens: any finite size
+      # The power is below 1/A if normalization 'layer' subtracts the mean of responses that are nearly equal, or if a
+      # kernel of compact support is 0 at nearly all tokens. Coefficients for such small responses would be too large.
       size = self.coefficients_scale * jax.lax.rsqrt(jnp.maximum(power, 1 / self.centers))
-      return size * jax.random.normal(key, (self.heads, self.centers, dimensions))
+      return _float32(size * jax.random.normal(key, (self.heads, self.centers, dimensions)))
 
     return replicate(self.param('coefficients', init).astype(dtype), None, TENSOR, None)
 
   def _check(self, dimensions: int) -> None:
-    """Raise OptionError if the options contradict each other, or do not fit tokens of this many dimensions."""
+    """Raise OptionError if the options contradict each other, or do not fit tokens of this many dimensions.
+
+    At initialization, raise it also if the stage could not learn.
+    """
     if self.kernel == SIGNED and self.metric != 'bilinear':
       raise OptionError(
         f'kernel {SIGNED} needs metric bilinear, not {self.metric}: change one of them',
         kernel=self.kernel,
         metric=self.metric,
       )
-    if self.nested and self.implementation != 'xla':
-      raise OptionError(
-        f'nested centers need all responses in memory: implementation must be xla, not {self.implementation}',
-        implementation=self.implementation,
-      )
+    if self.implementation == 'pallas':
+      self._check_pallas()
     check_heads(dimensions, self.heads)
+    # Trained centers may be used one by one, as those of `nested`.
+    if self.is_initializing() and self.normalization == 'layer' and self.centers == 1:
+      raise OptionError(
+        'normalization layer needs two centers or more, because the response of a single one is 0: add centers, or '
+        'change the normalization',
+        centers=self.centers,
+        normalization=self.normalization,
+      )
+
+  def _check_pallas(self) -> None:
+    """Raise OptionError if the Pallas kernels do not compute this stage."""
+    wrong = ''
+    if self.nested:
+      wrong = 'nested centers need all responses in memory'
+    elif self.coefficients == 'linear':
+      wrong = 'linear coefficients need all responses in memory'
+    elif self.kernel in DIRECT:
+      wrong = f'kernel {self.kernel} has no fused form'
+    if wrong:
+      raise OptionError(
+        f'{wrong}: implementation must be xla or plain, not pallas', implementation=self.implementation
+      )
 
   def _first_centers(self, images: int, length: int) -> jax.Array:
     """Draw a number n for every image, as option `nested` says. Return booleans [B N, A].
@@ -344,9 +380,14 @@ def _all_equal(points: jax.Array) -> bool:
   return bool((points.max(axis=1) == points.min(axis=1)).all())
 
 
+def _float32(start: jax.Array) -> jax.Array:
+  """Return the initial value of a parameter in float32, the type of all parameters, also under jax_enable_x64."""
+  return start.astype(jnp.float32)
+
+
 def _normal(key: jax.Array, points: jax.Array, count: int) -> jax.Array:
   heads, _, d = points.shape
-  return jax.random.normal(key, (heads, count, d))
+  return jax.random.normal(key, (heads, count, d), jnp.float32)
 
 
 def _per_head(start: Any) -> Any:

@@ -104,4 +104,4 @@ def metric_parameter(module: nn.Module, metric: str, heads: int, d: int, rank: i
     'bilinear': lambda _: jnp.tile(jnp.eye(d), (heads, 1, 1)),
   }
   init = choose('metric', metric, inits)
-  return None if init is None else module.param('metric', init)
+  return None if init is None else module.param('metric', lambda key: init(key).astype(jnp.float32))

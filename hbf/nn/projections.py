@@ -44,12 +44,12 @@ class Projections(nn.Module):
     Each of the O = parts · W outputs is divided by its number in `divisors`.
     """
     outputs = self.parts * self.width
-    kernel = self.param('kernel', self.kernel_init, (points.shape[-1], outputs))
+    kernel = self.param('kernel', self.kernel_init, (points.shape[-1], outputs), jnp.float32)
     if self.normalize:
       # With this initial scale, σ² = 1/scale is 0.5/√D, like the initial σ² of a HyperBF on points of norm 1.
-      scale = self.param('scale', nn.initializers.constant(2 * points.shape[-1] ** 0.5), ())
+      scale = self.param('scale', nn.initializers.constant(2 * points.shape[-1] ** 0.5), (), jnp.float32)
       points, kernel = of_norm_1(points.astype(self.dtype)), scale * of_norm_1(kernel.mT).mT
-    bias = self.param('bias', nn.initializers.zeros_init(), (outputs,)) if self.use_bias else None
+    bias = self.param('bias', nn.initializers.zeros_init(), (outputs,), jnp.float32) if self.use_bias else None
     if divisors is not None:  # there are fewer parameters than outputs, also in the gradient of the divisors
       kernel, bias = kernel / divisors, None if bias is None else bias / divisors
     # XLA's CPU backend multiplies arrays with two axes faster than arrays with more axes.
@@ -83,7 +83,7 @@ def mimetic_init(heads: int, strength: float) -> nn.initializers.Initializer:
 
   def init(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
     pair = mimetic(jax.random.fold_in(key, 1), shape[0], heads, strength, strength)
-    return jnp.concatenate([*pair, plain(key, shape, dtype)[:, 2 * shape[0] :]], axis=1)
+    return jnp.concatenate([*pair, plain(key, shape, dtype)[:, 2 * shape[0] :]], axis=1).astype(dtype)
 
   return init
 

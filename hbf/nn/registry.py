@@ -146,14 +146,19 @@ def size_option(model: str) -> tuple[str, str] | None:
 def with_units(stage: Stage | None, factor: int = 1, more: int = 0) -> Any:
   """Return a copy of the constructor `stage` that has `factor` · n + `more` units, where `stage` has n units.
 
-  Constructors are as `make_stages` returns them. A stage without units is returned unchanged.
+  Constructors are as `make_stages` returns them, or other partial classes. A stage without units is returned
+  unchanged, and so is a constructor of another kind, whose units are not known.
   """
-  if not isinstance(stage, functools.partial):
+  units = traits_of(stage.func).units if isinstance(stage, functools.partial) else None
+  if units is None:
     return stage
-  units = traits_of(stage.func).units
-  if units not in stage.keywords:
+  assert isinstance(stage, functools.partial)
+  kind: Any = stage.func
+  names = [field.name for field in dataclasses.fields(kind) if field.init and not field.kw_only]
+  options = dict(zip(names, stage.args, strict=False)) | stage.keywords
+  if units not in options:
     return stage
-  return Bound(stage.func, **stage.keywords | {units: factor * stage.keywords[units] + more})
+  return Bound(stage.func, **options | {units: factor * options[units] + more})
 
 
 def takes_heads(model: str) -> bool:

@@ -74,7 +74,7 @@ def relative_coordinates(
   axes = positions.shape[-1]
   offset, log_sigma = _parameters(module, heads, axes, context.causal)
   if kind == 'adaptive':
-    slopes = module.param('position_slopes', nn.initializers.zeros_init(), (heads, d, axes + 1))
+    slopes = module.param('position_slopes', nn.initializers.zeros_init(), (heads, d, axes + 1), jnp.float32)
     moved = jnp.einsum('bhnd,hdk->bhnk', queries.astype(jnp.float32), sigma * slopes) / d**0.5
     offset, log_sigma = offset + moved[..., :axes], log_sigma + 2 * jnp.tanh(moved[..., axes:] / 2)
   own, own_placed = (new_tokens(z, context, count, 0) for z in (positions, placed))

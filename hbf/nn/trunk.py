@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from hbf.nn.block import Block
+from hbf.nn.block import Block, constructor
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import Context, grid_positions
 from hbf.nn.registry import Stage, with_units
@@ -32,8 +32,9 @@ class Trunk(CheckedModule):
 
   Attributes:
     depth: number of blocks.
-    stage1: a constructor, see `hbf.nn.registry.make_stages`.
-    stage2: a constructor, or None.
+    stage1: a module or a constructor, as in `hbf.nn.block.Block`. With `merge`, a constructor must be a class or a
+      `functools.partial` of one, so that its units are known.
+    stage2: a module or a constructor, or None.
     dropout: dropout rate after each stage.
     dtype: type of the matrix products. Parameters are float32.
     norm_epsilon: number added to the variance in each LayerNorm.
@@ -52,8 +53,8 @@ class Trunk(CheckedModule):
   """
 
   depth: Annotated[int, whole(1)]
-  stage1: Stage
-  stage2: Stage | None
+  stage1: Stage | nn.Module
+  stage2: Stage | nn.Module | None
   dropout: Annotated[float, RATE] = 0.0
   dtype: Annotated[Any, FLOATS] = jnp.float32
   norm_epsilon: Annotated[float, POSITIVE] = 1e-6
@@ -64,6 +65,16 @@ class Trunk(CheckedModule):
   drop_path: Annotated[float, RATE] = 0.0
   merge: Annotated[tuple[int, ...], BLOCKS] = ()
   window: Annotated[int, whole(0)] = 0
+
+  def __post_init__(self) -> None:
+    """Replace each stage that is a module by its constructor, as `hbf.nn.block.Block` does.
+
+    Raises:
+      ValueError: a stage is neither a module nor a constructor, or a field has a value outside its range.
+    """
+    for field in ('stage1', 'stage2'):
+      object.__setattr__(self, field, constructor(field, getattr(self, field)))
+    super().__post_init__()
 
   @nn.compact
   def __call__(
@@ -96,11 +107,13 @@ class Trunk(CheckedModule):
     """Raise OptionError if tokens cannot be merged as `merge` says. `grid` is None if they are not patches only."""
     if not self.merge:
       return
-    wrong, side = '', 2 ** len(self.merge)
+    wrong, side, known = '', 2 ** len(self.merge), functools.partial | type | None
     if self.merge[-1] >= self.depth:
       wrong = f'names block {self.merge[-1]} of {self.depth}: use 1 to {self.depth - 1}, or () for one resolution'
     elif self.scan_layers:
       wrong = 'has blocks of several widths, and scan_layers loops over one: set one of them off'
+    elif not all(isinstance(stage, known) for stage in (self.stage1, self.stage2)):
+      wrong = 'doubles the units of stages, and those of a function are not known: give modules as stages'
     elif grid is None:
       wrong = 'needs tokens that are patches only: set pool to mean or sequence'
     elif grid[0] % side or grid[1] % side:

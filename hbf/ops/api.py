@@ -69,15 +69,18 @@ def hyperbf(
     normalization: a name in `hbf.NORMALIZATIONS`.
     radius: ρ ≥ 0 of a ball kernel, in one of the shapes that sigma may have. Other kernels have no radius.
     mask: booleans that broadcast to [..., N, A], True where a point sees a center. Other centers are left out of all
-      sums for this point, those of the normalization included. Every point must see at least one center. None: all
-      points see all centers.
+      sums for this point, those of the normalization included. None: all points see all centers. For a point that
+      sees no center, f(x) is 0, or any finite numbers if the kernel is 'gaussian', the normalization 'sum' and sigma
+      the same for all centers. Its gradients are finite too.
     causal: True if point i sees centers 0 to i only.
     implementation: 'xla', 'pallas' (fused kernels for a TPU) or 'plain' (the definition, with all responses in
-      memory). All give the same values and gradients. Forward mode (`jax.jvp`) needs 'plain'.
+      memory). All give the same values and gradients. Forward mode (`jax.jvp`) needs 'plain'. 'pallas' computes as
+      'xla' does with a mask, with causal=True, for the kernels of normalization 'none' only, and for the Gaussian
+      that is computed as attention (normalization 'sum', one sigma).
 
   Returns:
     f(x) of every point, [..., N, V], in the type of the coefficients. Sums are computed in float32, or in float64 if
-    an array is float64.
+    x, centers or coefficients are float64. The sum over no centers (A = 0, normalization 'none') is 0.
 
   Raises:
     ValueError: an argument has a wrong shape, type or name. The message names the argument and says what was
@@ -108,6 +111,8 @@ def hyperbf(
     if mask.dtype != bool:
       raise UserError(f'mask has type {mask.dtype}: expected booleans, True where a point sees a center')
     _check_broadcasts('mask', mask, (*leading, points, count))
+  if not count:
+    return jnp.zeros((*leading, points, coefficients.shape[-1]), coefficients.dtype)  # an empty sum
   # For the operator, a sigma and a radius have no leading axes that the centers lack.
   own = jnp.broadcast_shapes(centers.shape[:-2], sigma.shape[:-2], jnp.shape(squared_radius)[:-2])
   centers = jnp.broadcast_to(centers, (*own, count, dimensions))

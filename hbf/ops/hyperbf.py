@@ -99,11 +99,13 @@ def hyperbf(
     coefficients: c [..., A, V].
     basis: the kernel, sigma, metric and normalization, which determine the responses R.
     mask: booleans broadcastable to [..., N, A], True where a point sees a center. Other centers are left out of all
-      sums for this point, those of the normalization included. Every point must see at least one center.
+      sums for this point, those of the normalization included. For a point that sees no center, f(x) is 0, or any
+      finite numbers where the Gaussian is computed as attention (`hbf.ops.fast.attention.is_attention`).
     causal: True if point i sees centers 0 to i only. A mask may hide some of these centers too.
     factors: g_a(x), broadcastable to [..., N, A]. The coefficient c_a becomes g_a(x) c_a. None: all factors are 1.
     implementation: 'xla', 'pallas' (fused kernels for a TPU) or 'plain' (the definition). Forward mode (`jax.jvp`)
-      needs 'plain'. With a mask or with causal=True, all three names compute f in the same way.
+      needs 'plain'. With a mask, with causal=True, with factors or for a kernel in `hbf.ops.kernels.DIRECT`, 'pallas'
+      computes f as 'xla' does.
 
   Returns:
     f(x), [..., N, V] in the type of the coefficients. Sums are computed in float32, or in float64 if points, centers

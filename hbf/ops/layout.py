@@ -72,6 +72,28 @@ def as_rows_of(z: jax.Array, rows: jax.Array) -> jax.Array:
   return jnp.zeros_like(z[..., :1], dtype=rows.dtype) + rows
 
 
+def vary_together(arrays: Any) -> Any:
+  """Return a pytree of arrays that all vary along the same axes of `jax.shard_map`: along each axis of any of them.
+
+  Inside `jax.shard_map` with check_vma, JAX knows along which mesh axes an array may differ between devices. A loop
+  needs its carry, and a `jax.custom_vjp` its cotangents, to vary along the axes of the arrays they belong to. The
+  gradient is summed over the added axes. Elsewhere this function changes nothing.
+  """
+  axes = frozenset[str]().union(*map(_varying, jax.tree.leaves(arrays)))
+
+  def cast(z: jax.Array) -> jax.Array:
+    missing = axes - _varying(z)
+    return jax.lax.pcast(z, tuple(sorted(missing)), to='varying') if missing else z
+
+  return jax.tree.map(cast, arrays)
+
+
+def _varying(z: jax.Array) -> frozenset[str]:
+  """Return the axes of `jax.shard_map` along which an array varies."""
+  kind: Any = jax.typeof(z)
+  return kind.vma if hasattr(kind, 'vma') else kind.manual_axis_type.varying  # the name depends on JAX's version
+
+
 def laid_out_by_xla(f: Callable[..., Any], split: PartitionSpec, *arguments: Any) -> Any:
   """Call f(*arguments). If an array lies on a mesh with explicit axes, XLA chooses all layouts inside of the call.
 

@@ -3,8 +3,11 @@
 The feature map φ defines the similarity of a query and a key. Random features approximate softmax attention, or stage
 1 of a HyperBF block. If the normalizer makes the weights sum to 1, this is eq. 2 of CBMM Memo 143 with a kernel of
 finite rank.
+
+In this module, "float32" means float64 if an input is float64 (`hbf.ops.products.sum_dtype`).
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,8 +18,8 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float
 
 from hbf.errors import UserError, choose
-from hbf.ops.layout import explicit_split, laid_out_by_xla
-from hbf.ops.products import products, row_dots
+from hbf.ops.layout import explicit_split, laid_out_by_xla, vary_together
+from hbf.ops.products import products, row_dots, sum_dtype
 
 CHUNK = 128  # tokens in a chunk, see `_causal_sums`
 # Added to each sum of weights, because a query may be similar to no key. The gradient contains the inverse square of
@@ -134,7 +137,8 @@ def linear_attention(
 def no_state(features: Float[Array, '... N m'], values: Float[Array, '... N V']) -> State:
   """Return the state before any key, for features [..., N, m] and values [..., N, V]."""
   leading, m, columns = values.shape[:-2], features.shape[-1], values.shape[-1] + 1
-  return State(jnp.zeros((*leading, m, columns)), jnp.full((*leading, 1, 1), -jnp.inf))
+  dtype = sum_dtype(features.dtype, values.dtype)
+  return State(jnp.zeros((*leading, m, columns), dtype), jnp.full((*leading, 1, 1), -jnp.inf, dtype))
 
 
 def continued_linear_attention(
@@ -155,7 +159,7 @@ def _with_ones(values: jax.Array) -> jax.Array:
 
 
 def _elu(points: jax.Array, projections: jax.Array | None, sigma: jax.Array | float) -> Features:
-  return _unscaled(points, jax.nn.elu(points.astype(jnp.float32)) + 1)
+  return _unscaled(points, jax.nn.elu(points.astype(sum_dtype(points.dtype))) + 1)
 
 
 def _relu(points: jax.Array, projections: jax.Array | None, sigma: jax.Array | float) -> Features:
@@ -163,7 +167,7 @@ def _relu(points: jax.Array, projections: jax.Array | None, sigma: jax.Array | f
 
 
 def _exp(points: jax.Array, projections: jax.Array | None, sigma: jax.Array | float) -> Features:
-  return _from_exponents(points, points.astype(jnp.float32))
+  return _from_exponents(points, points.astype(sum_dtype(points.dtype)))
 
 
 def _softmax(points: jax.Array, projections: jax.Array | None, sigma: jax.Array | float) -> Features:
@@ -180,13 +184,13 @@ def _random(
   points: jax.Array, projections: jax.Array | None, sigma: jax.Array | float, norm_factor: float
 ) -> Features:
   assert projections is not None
-  scaled = points.astype(jnp.float32) / sigma
+  scaled = points.astype(sum_dtype(points.dtype)) / sigma
   exponents = products(scaled, projections) - norm_factor * row_dots(scaled, scaled)
-  return _from_exponents(points, exponents - 0.5 * np.log(projections.shape[-2]))
+  return _from_exponents(points, exponents - 0.5 * math.log(projections.shape[-2]))
 
 
 def _unscaled(points: jax.Array, features: jax.Array) -> Features:
-  return Features(features.astype(points.dtype), jnp.zeros((*points.shape[:-1], 1), jnp.float32))
+  return Features(features.astype(points.dtype), jnp.zeros((*points.shape[:-1], 1), sum_dtype(points.dtype)))
 
 
 def _from_exponents(points: jax.Array, exponents: jax.Array) -> Features:
@@ -215,8 +219,9 @@ def _causal_sums(queries: jax.Array, keys: Features, values: jax.Array, state: S
   # With the largest scale of all keys, a later key could make the sum for i underflow.
   if queries.shape[-2] != values.shape[-2]:
     raise UserError(f'causal attention needs a key a query: {queries.shape[-2]} queries have {values.shape[-2]} keys')
+  queries, keys, values, state = vary_together((queries, keys, values, state))
   length = values.shape[-2]
-  size = min(CHUNK, length)
+  size = max(1, min(CHUNK, length))
   mask = np.tri(size, dtype=bool)
 
   def step(carry: State, chunk: tuple[jax.Array, Features, jax.Array]) -> tuple[State, jax.Array]:
@@ -249,7 +254,7 @@ def _state(features: jax.Array, weights: jax.Array, values: jax.Array) -> jax.Ar
 
 
 def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-  return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
+  return jnp.einsum(spec, a, b, preferred_element_type=sum_dtype(a.dtype, b.dtype))
 
 
 # Functions of sums [..., N, V + 1] whose last column is the sum of the weights.

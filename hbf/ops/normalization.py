@@ -59,8 +59,8 @@ def normalize(
     normalization: 'none' for R = exp(log K + log-gain), 'sum' for R = K / ΣK, 'rms' for R = K / √mean(K²), or 'layer'
       for R = (K − mean K) / √(var K + ε mean(K)²) with ε = 10⁻⁶.
     log_gain: logarithm of a factor of K. Only 'none' uses it: in the other normalizations a common factor cancels.
-    mask: booleans broadcastable to [..., N, A], True where a point sees a center. Other centers have the response 0
-      and are left out of all means and sums.
+    mask: booleans that broadcast with log_k, True where a point sees a center. Other centers have the response 0 and
+      are left out of all means and sums. The responses of a point that sees no center are 0, and their gradients too.
 
   Returns:
     The responses R, float32 [..., N, A].
@@ -69,13 +69,15 @@ def normalize(
     UserError: the normalization is unknown.
   """
   centered, factor = choose('normalization', normalization, NORMALIZATIONS)
-  mask = jnp.broadcast_to(True if mask is None else mask, log_k.shape)
+  log_k, mask = jnp.broadcast_arrays(log_k, True if mask is None else mask)  # the mask may have more leading axes
   log_k = jnp.where(mask, log_k, -jnp.inf)
+  seen = jnp.sum(mask, axis=-1, keepdims=True)
   # Far from every center K underflows. Relative to its largest value it doesn't.
-  log_peak = jax.lax.stop_gradient(jnp.max(log_k, axis=-1, keepdims=True))
+  log_peak = jnp.where(seen > 0, jax.lax.stop_gradient(jnp.max(log_k, axis=-1, keepdims=True)), 0)
   k = jnp.exp(log_k - log_peak)
-  count = jnp.sum(mask, axis=-1, keepdims=True)
-  mean = jnp.sum(k, axis=-1, keepdims=True) / count
+  count = jnp.maximum(seen, 1)
+  # For a point that sees no center, any mean but 0 makes the factor and its gradient finite. All its k are 0.
+  mean = jnp.where(seen > 0, jnp.sum(k, axis=-1, keepdims=True) / count, 1)
   deviations = jnp.where(mask, k - mean, 0)
   variance = jnp.sum(deviations * deviations, axis=-1, keepdims=True) / count
   return (deviations if centered else k) * factor(Moments(mean, variance, log_peak), count, log_gain)

@@ -89,7 +89,8 @@ def test_what_finds_no_room_has_no_logits():
 def test_a_stage_that_remembers_nothing_is_refused():
   model, texts = make('pooling', causal=False), make_texts(4)
   model = model.clone(length=4)
-  params = with_params(model, texts)
+  # Pooling refuses texts without a cache too. It has no parameters, and neither has identity.
+  params = with_params(make('identity', causal=False).clone(length=4), texts)
   with pytest.raises(UserError, match='AveragePooling keeps no cache of earlier tokens'):
     model.apply(params, texts, train=False, start=jnp.int32(0), mutable=['cache'])
 

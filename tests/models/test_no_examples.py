@@ -62,6 +62,12 @@ def test_no_points_have_no_sums(shape, options):
   assert [z.shape for z in jax.eval_shape(gradients, *arrays)] == [z.shape for z in arrays]
 
 
-def test_centers_start_without_examples():
-  params = hbf.HyperBFCenters(3).init(jax.random.key(0), jnp.zeros((0, 4, 8)))['params']
+@pytest.mark.parametrize(
+  'options',
+  [{}, {'normalization': 'none'}, {'normalization': 'none', 'kernel': 'ball_relu', 'radius': 'absolute'}],
+  ids=str,
+)
+def test_centers_start_without_examples(options):
+  params = hbf.HyperBFCenters(3, **options).init(jax.random.key(0), jnp.zeros((0, 4, 8)))['params']
   assert params['centers'].shape == (1, 3, 8)
+  assert all(np.all(np.isfinite(z)) for z in jax.tree.leaves(params))

@@ -1,12 +1,16 @@
 """Tests of a trunk with several resolutions: 2×2 tokens become one token of twice the width."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from hbf.errors import UserError
+from hbf.nn.baselines.softmax import SoftmaxAttention
 from hbf.nn.context import Context
+from hbf.nn.hyperbf import HyperBFCenters
 from hbf.nn.registry import make_stages
 from hbf.nn.trunk import Trunk
 
@@ -52,6 +56,21 @@ def test_every_merge_doubles_width_and_units_again():
   assert out.shape == (2, 2, 4 * WIDTH)
   sizes = [params[block]['stage2']['centers'].shape for block in ('block0', 'block1', 'block2')]
   assert sizes == [(1, 6, 4), (1, 12, 8), (1, 24, 16)]
+
+
+@pytest.mark.parametrize(
+  'stage2', [HyperBFCenters(6, centers_init='normal'), functools.partial(HyperBFCenters, 6, centers_init='normal')]
+)
+def test_a_merge_doubles_the_units_of_stages_given_as_modules(stage2):
+  trunk = Trunk(2, SoftmaxAttention(2), stage2, merge=(1,))
+  shapes = jax.eval_shape(trunk.init, jax.random.key(0), TOKENS, context_of(GRID, GRID))['params']
+  assert [shapes[block]['stage2']['centers'].shape for block in ('block0', 'block1')] == [(1, 6, 4), (1, 12, 8)]
+
+
+def test_a_merge_refuses_stages_of_unknown_units():
+  trunk = Trunk(2, SoftmaxAttention(2), lambda **options: HyperBFCenters(6, **options), merge=(1,))
+  with pytest.raises(UserError, match=r'merge=\(1,\) doubles the units of stages, and those of a function'):
+    jax.eval_shape(trunk.init, jax.random.key(0), TOKENS, context_of(GRID, GRID))
 
 
 @pytest.mark.parametrize('merge', [2, (2, 1), (1, 1), (0, 1), (1.0,)])

@@ -15,6 +15,7 @@ from sampled import sampled
 
 from hbf.errors import UserError
 from hbf.nn.baselines import mlp
+from hbf.nn.baselines.linear_attention import LinearAttention
 from hbf.nn.baselines.mlp import MLP
 from hbf.nn.baselines.softmax import SoftmaxAttention
 from hbf.nn.block import Block
@@ -485,3 +486,32 @@ def test_a_block_runs_where_xla_does_not_choose_the_layout(kind):
   with jax.set_mesh(mesh):
     run = jax.shard_map(make_block().apply, in_specs=(PartitionSpec(), rows), out_specs=rows)
     assert jax.eval_shape(run if kind == AxisType.Auto else make_block().apply, params, tokens).shape == tokens.shape
+
+
+@pytest.mark.parametrize(
+  'stage',
+  [
+    HyperBFCenters(16, centers_init='normal'),
+    HyperBFCenters(64, centers_init='normal', normalization='none'),  # in blocks: the gradient is a loop
+    HyperBFAttention(2, kernel='laplacian'),
+    HyperBFAttention(2, memory=3),
+    LinearAttention(2),
+  ],
+)
+def test_the_gradient_of_a_stage_is_the_same_where_shard_map_splits_the_batch(stage):
+  mesh = jax.make_mesh((2,), ('data',), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+  tokens = make_tokens()
+  params, context = random_params(stage, tokens), Context(causal=isinstance(stage, LinearAttention))
+
+  def loss(params, tokens):
+    return jnp.sum(jnp.sin(stage.apply({'params': params}, tokens, context)))
+
+  def split(params, tokens):
+    return jax.lax.psum(loss(params, tokens), 'data')
+
+  replicated, rows = PartitionSpec(), PartitionSpec('data')
+  mapped = jax.shard_map(split, mesh=mesh, in_specs=(replicated, rows), out_specs=replicated)
+  expected, result = (jax.jit(jax.grad(f, (0, 1)))(params, tokens) for f in (loss, mapped))
+  inside = jax.shard_map(jax.grad(loss), mesh=mesh, in_specs=(replicated, rows), out_specs=replicated)
+  assert jax.eval_shape(inside, params, tokens) == jax.eval_shape(lambda z: z, params)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), result, expected)

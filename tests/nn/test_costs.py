@@ -52,7 +52,7 @@ def test_the_stated_operations_are_those_of_the_products(case):
   options[stage - 1].update(changes)
   module = make_stages(alone, HEADS, *options)[stage - 1]()
   tokens = jax.ShapeDtypeStruct((B, N, D), jnp.float32)
-  context = Context(positions=jnp.zeros((N, 2)))
+  context = Context(positions=jnp.zeros((N, 2)), grid=(1, N) if case == 'pooling' else None)
   params = jax.eval_shape(module.init, jax.random.key(0), tokens, context)
   counted = matmul_flops(module.apply, params, tokens, context) / (B * N)
   assert abs(counted - stated) <= off * stated

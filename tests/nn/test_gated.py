@@ -11,7 +11,7 @@ from ops import reference
 
 from hbf.errors import UserError
 from hbf.nn.context import Context
-from hbf.nn.gated import GatedHyperBF
+from hbf.nn.gated import GatedHyperBF, GatedSoftmax
 
 B, N, D, H = 2, 6, 8, 4
 RELATIVE_POSITIONS = np.mgrid[:2, :3].reshape(2, -1).T.astype(np.float32)
@@ -49,6 +49,17 @@ def test_the_unit_equals_its_formula(changes):
   module, tokens, params = make(**changes)
   out = apply(module, params, tokens, CONTEXT)
   np.testing.assert_allclose(out, by_the_formula(module, params, tokens), rtol=1e-4, atol=1e-5)
+
+
+def test_queries_and_keys_of_gated_softmax_may_have_a_bias():
+  tokens, options = make()[1], {'heads': H, 'hidden': 10}
+  without, with_bias = (GatedSoftmax(**options, qkv_bias=bias) for bias in (False, True))
+  params = random_params(with_bias, tokens)
+  assert {*params['qk']} == {'kernel', 'bias'} and {*random_params(without, tokens)['qk']} == {'kernel'}
+  zeros = params | {'qk': {**params['qk'], 'bias': jnp.zeros(2 * D)}}
+  expected = apply(without, params | {'qk': {'kernel': params['qk']['kernel']}}, tokens)
+  np.testing.assert_allclose(apply(with_bias, zeros, tokens), expected, rtol=1e-5, atol=1e-6)
+  assert not np.allclose(apply(with_bias, params, tokens), expected, rtol=1e-2)
 
 
 def test_a_closed_gate_lets_nothing_through():

@@ -328,8 +328,13 @@ def test_output_at_init_has_the_scale_asked_for(normalization, heads, scale):
 
 
 @pytest.mark.filterwarnings('ignore:.*tokens that are all equal')
-@pytest.mark.parametrize('normalization', reference.NORMALIZATIONS)
-@pytest.mark.parametrize('what', ['one center', 'equal tokens'])
+@pytest.mark.parametrize(
+  ('what', 'normalization'),
+  [
+    *(('equal tokens', normalization) for normalization in reference.NORMALIZATIONS),
+    *(('one center', normalization) for normalization in reference.NORMALIZATIONS if normalization != 'layer'),
+  ],
+)
 def test_coefficients_are_finite_where_all_responses_are_equal(what, normalization):
   """With zero mean, equal responses become 0. Then no coefficients could give the output its scale."""
   tokens = make_tokens((2, 8, 64))
@@ -438,12 +443,28 @@ def test_dtype_is_that_of_the_output_not_of_the_parameters(module):
     (HyperBFCenters, UNIT | {'sigma_per': 'centre'}, "did you mean 'center'"),
     (HyperBFCenters, UNIT | {'normalization': 'layr'}, "did you mean 'layer'"),
     (HyperBFCenters, UNIT | {'centers_init': 'token'}, "did you mean 'tokens'"),
-    (HyperBFCenters, UNIT | {'nested': True, 'implementation': 'pallas'}, 'implementation must be xla, not pallas'),
+    (
+      HyperBFCenters,
+      UNIT | {'nested': True, 'implementation': 'pallas'},
+      'nested .* implementation must be xla or plain, not pallas',
+    ),
+    (HyperBFCenters, UNIT | {'coefficients': 'linear', 'implementation': 'pallas'}, 'linear .* not pallas'),
+    (
+      HyperBFCenters,
+      UNIT | {'kernel': 'wendland', 'normalization': 'none', 'implementation': 'pallas'},
+      'kernel wendland has no fused form: .* not pallas',
+    ),
+    (HyperBFCenters, UNIT | {'centers': 1, 'normalization': 'layer'}, 'layer needs two centers or more'),
   ],
 )
 def test_impossible_options_are_errors(kind, options, message):
   with pytest.raises(OptionError, match=message):
     jax.eval_shape(kind(**options).init, jax.random.key(0), make_tokens())
+
+
+def test_nested_centers_may_have_the_implementation_plain():
+  options = UNIT | {'nested': True, 'implementation': 'plain'}
+  jax.eval_shape(HyperBFCenters(**options).init, jax.random.key(0), make_tokens())
 
 
 def nested_outputs(normalization):

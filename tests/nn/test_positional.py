@@ -13,6 +13,7 @@ from hbf.nn.block import Block
 from hbf.nn.context import Context
 from hbf.nn.hyperbf import HyperBFAttention
 from hbf.nn.positional import PositionalHyperBF
+from hbf.ops.fast import attention
 
 B, D, HEADS = 2, 12, 3
 STAGE = PositionalHyperBF(HEADS)
@@ -51,6 +52,15 @@ def test_it_is_attention_without_contents(causal, masked):
   same |= {'log_sigma': jnp.zeros((HEADS, 1, 1)), 'qkv': {'kernel': jnp.hstack([contents, params['v']['kernel']])}}
   reference = apply(HyperBFAttention(HEADS, relative_positions='gaussian'), same, tokens, context)
   np.testing.assert_allclose(apply(STAGE, params, tokens, context), reference, rtol=1e-5, atol=1e-6)
+
+
+def test_with_many_tokens_every_example_keeps_its_own_mask(monkeypatch):
+  params, tokens, context = make()
+  keys = np.random.default_rng(0).random((B, 1, len(GRID))) < 0.6
+  context = Context(positions=context.positions, mask=jnp.asarray(keys))
+  few = apply(STAGE, params, tokens, context)
+  monkeypatch.setattr(attention, '_MOST_PAIRS', 0)
+  np.testing.assert_allclose(apply(STAGE, params, tokens, context), few, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])

@@ -116,17 +116,17 @@ def test_units_of_a_causal_token_mlp_belong_to_the_tokens_in_order(hidden):
   np.testing.assert_allclose(result, expected.swapaxes(1, 2), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize('window', [1, 3, 5])
-def test_pooling_is_the_mean_of_the_neighbors_within_the_image_minus_the_patch(window):
-  side, reach = 4, window // 2
-  tokens = make_tokens((B, side * side, D))
-  grid = np.asarray(tokens, np.float64).reshape(B, side, side, D)
+@pytest.mark.parametrize(('window', 'sides'), [(1, None), (3, None), (5, None), (3, (2, 8))])
+def test_pooling_is_the_mean_of_the_neighbors_within_the_image_minus_the_patch(window, sides):
+  (rows, columns), reach = sides or (4, 4), window // 2
+  tokens = make_tokens((B, rows * columns, D))
+  grid = np.asarray(tokens, np.float64).reshape(B, rows, columns, D)
   expected = np.zeros_like(grid)
-  for i in range(side):
-    for j in range(side):
+  for i in range(rows):
+    for j in range(columns):
       near = grid[:, max(i - reach, 0) : i + reach + 1, max(j - reach, 0) : j + reach + 1]
       expected[:, i, j] = near.mean(axis=(1, 2)) - grid[:, i, j]
-  result = AveragePooling(window).apply({}, tokens)
+  result = AveragePooling(window).apply({}, tokens, Context(grid=sides))
   np.testing.assert_allclose(result, expected.reshape(tokens.shape), atol=1e-5)
 
 
@@ -140,6 +140,16 @@ def test_identity_changes_nothing_and_learns_nothing():
 def test_pooling_needs_a_square_of_patches(length):
   with pytest.raises(UserError, match=rf'here are {length} tokens: .*pool mean'):
     AveragePooling(3).apply({}, make_tokens((B, length, D)))
+
+
+@pytest.mark.parametrize(
+  'context',
+  [Context(grid=(3, 5)), Context(positions=jnp.arange(16.0)[:, None]), Context(positions=jnp.full((16, 2), jnp.nan))],
+  ids=['a class token', 'a text', 'no positions'],
+)
+def test_pooling_takes_no_square_number_of_other_tokens_for_an_image(context):
+  with pytest.raises(UserError, match='pooling needs a grid of as many patches as tokens'):
+    AveragePooling(3).apply({}, make_tokens((B, 16, D)), context)
 
 
 @pytest.mark.parametrize('window', [0, 2])

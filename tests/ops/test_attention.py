@@ -226,6 +226,13 @@ def test_causal_attention_goes_to_cudnn_too(cudnn):
     asked.clear()
 
 
+def test_arrays_of_several_types_do_not_go_to_cudnn(cudnn):
+  head, longer = (jax.ShapeDtypeStruct((2, 4, 65, 16), dtype) for dtype in (jnp.bfloat16, jnp.float32))
+  for arrays in ((head, head, longer), (head, longer, head)):
+    assert jax.eval_shape(attention, *arrays).dtype == arrays[2].dtype
+  assert not cudnn
+
+
 def test_attention_takes_the_way_of_its_platform(cudnn):
   """The implementation is chosen when the program is lowered. The traced program has both."""
   head = jax.ShapeDtypeStruct((2, 4, 65, 16), jnp.bfloat16)

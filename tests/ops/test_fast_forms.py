@@ -10,7 +10,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ops import reference
 from ops.keywords import hyperbf, hyperbf_plain
 
+from hbf.ops.basis import RadialBasis
 from hbf.ops.fast import sums
+from hbf.ops.fast.attention import gaussian_attention
+from hbf.ops.fast.blocked import causal_blocks
+from hbf.ops.fast.choice import fastest
+from hbf.ops.hyperbf import hyperbf_plain as definition
 from hbf.training.sharding import make_mesh
 
 N, A, D, V = 37, 11, 6, 5
@@ -275,6 +280,15 @@ def test_the_plain_form_has_forward_mode():
   _, tangent = jax.jit(lambda points: jax.jvp(plain, (points,), (direction,)))(points)
   (pulled,) = jax.jit(lambda points: jax.vjp(implementation, points)[1](tangent))(points)
   np.testing.assert_allclose(jnp.vdot(pulled, direction), jnp.vdot(tangent, tangent), rtol=1e-4)
+
+
+@pytest.mark.parametrize(('causal', 'expected'), [(False, definition), (True, causal_blocks)])
+def test_plain_is_the_definition_also_of_the_gaussian_that_is_attention(causal, expected):
+  arrays, basis = make(), RadialBasis('gaussian', 1.0)
+  arrays = [arrays[name] for name in ('points', 'centers', 'coefficients')]
+  fast, plain = (fastest(definition, *arrays, basis, None, causal, name) for name in ('xla', 'plain'))
+  assert fast is gaussian_attention
+  assert getattr(plain, 'func', plain) is expected
 
 
 def test_the_peak_of_the_responses_has_no_gradient():

@@ -168,6 +168,11 @@ def test_one_key_gets_all_the_weight(name):
   np.testing.assert_allclose(out[:, :, 0], v[:, :, 0], rtol=1e-5)
 
 
+def test_a_text_without_tokens_has_no_outputs():
+  nothing = jnp.zeros((2, 3, 0, 4))
+  assert attend(nothing, nothing, nothing, 'elu', 'sum', True).shape == nothing.shape
+
+
 def test_queries_similar_to_no_key_get_zeros():
   q, k, v = make(7)
   q, k = np.abs(q), -np.abs(k)

@@ -276,6 +276,42 @@ def test_centers_masked_out_equal_absent_centers(kernel, normalization):
 
 
 @pytest.mark.parametrize('normalization', reference.NORMALIZATIONS)
+@pytest.mark.parametrize('kernel', ['gaussian', 'laplacian'])
+def test_a_point_that_sees_no_center_gets_0_and_other_points_their_gradients(kernel, normalization):
+  points, centers, coefficients, _ = make('identity', 11)
+  unit = {'kernel': kernel, 'sigma': np.full((1, A), 1.1, 'f'), 'normalization': normalization}
+  mask = np.ones((N, A), bool)
+  mask[1] = False
+
+  @jax.jit
+  def value_and_gradients(*arrays):
+    def total(*arrays):
+      out = hyperbf(*arrays, mask=mask[: len(arrays[0])], **unit)
+      return jnp.sum(jnp.sin(out)), out
+
+    return jax.value_and_grad(total, (0, 1, 2), has_aux=True)(*arrays)
+
+  (_, out), (of_points, *of_others) = value_and_gradients(points, centers, coefficients)
+  np.testing.assert_array_equal(out[1], 0)
+  np.testing.assert_array_equal(of_points[1], 0)
+  seen = np.arange(N) != 1
+  mask = np.ones((N - 1, A), bool)
+  (_, expected), (of_seen, *of_rest) = value_and_gradients(points[seen], centers, coefficients)
+  for result, wanted in zip((out[seen], of_points[seen], *of_others), (expected, of_seen, *of_rest), strict=True):
+    np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('kernel', ['laplacian', 'gaussian'])
+def test_a_mask_may_have_leading_axes_of_its_own(kernel):
+  points, centers, coefficients, _ = make('identity', 12)
+  masks = np.random.default_rng(12).random((2, N, A)) < 0.6
+  masks[..., 0] = True
+  run = jax.jit(functools.partial(hyperbf, kernel=kernel, sigma=1.1))
+  expected = [run(points, centers, coefficients, mask=mask) for mask in masks]
+  np.testing.assert_allclose(run(points, centers, coefficients, mask=masks), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('normalization', reference.NORMALIZATIONS)
 def test_bfloat16_keeps_its_type_and_stays_near_float32(normalization):
   points, centers, coefficients, weights = make('full', 4)
   unit = {'kernel': 'gaussian', 'sigma': 1.5, 'metric': 'full', 'weights': weights, 'normalization': normalization}

@@ -19,7 +19,7 @@ from hbf.options import FLOATS, odd, one_of, whole
 
 
 def _normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-  return nn.initializers.normal(shape[-1] ** -0.5)(key, shape)
+  return nn.initializers.normal(shape[-1] ** -0.5)(key, shape, jnp.float32)
 
 
 def _gaussian(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -82,23 +82,34 @@ class AveragePooling(CheckedModule):
 
   @nn.compact
   def __call__(self, tokens: Float[Array, 'B N D'], context: Context = EVALUATION) -> Float[Array, 'B N D']:
-    """Map tokens [B, N, D], which are the patches of a square image row by row, to [B, N, D].
+    """Map tokens [B, N, D], which are the patches of an image row by row, to [B, N, D].
+
+    If the context has neither a grid nor positions, the image counts as a square.
 
     Raises:
-      UserError: N is not a square number.
+      UserError: the context has a grid of another number of tokens, or positions without a grid. Or it has neither,
+        and N is not a square number.
     """
     check_context(self, context, tokens.shape)
     batch, length, width = tokens.shape
-    side = math.isqrt(length)
-    if side * side != length:
-      raise UserError(
-        f'pooling needs a square of patches, and here are {length} tokens: use square images without a class token '
-        '(pool mean or sequence)'
-      )
-    grid = tokens.reshape(batch, side, side, width).astype(self.dtype)
+    rows, columns = _grid(length, context)
+    grid = tokens.reshape(batch, rows, columns, width).astype(self.dtype)
     # At the edges the mean is over the neighbors within the image.
     mean = nn.avg_pool(grid, (self.window, self.window), padding='SAME', count_include_pad=False)
     return (mean - grid).reshape(tokens.shape).astype(self.dtype)
+
+
+def _grid(length: int, context: Context) -> tuple[int, int]:
+  """Return the rows and columns of `length` tokens, or raise UserError if they are not the patches of an image."""
+  if grid := context.grid_of(length):
+    return grid
+  side = math.isqrt(length)
+  if context.grid is not None or context.positions is not None or side * side != length:
+    raise UserError(
+      f'stage 1 pooling needs a grid of as many patches as tokens. The grid is {context.grid}, and here are {length} '
+      'tokens: use images without a class token (pool mean or sequence), and no texts'
+    )
+  return side, side
 
 
 class Identity(nn.Module):
@@ -136,8 +147,8 @@ class TokenDense(nn.Module):
 
   def setup(self) -> None:
     """Make the parameters."""
-    self._kernel = self.param('kernel', self.kernel_init, (self.inputs, self.outputs))
-    self._bias = self.param('bias', self.bias_init, (self.outputs,))
+    self._kernel = self.param('kernel', self.kernel_init, (self.inputs, self.outputs), jnp.float32)
+    self._bias = self.param('bias', self.bias_init, (self.outputs,), jnp.float32)
 
   def kernel(self, seen: np.ndarray | None) -> jax.Array:
     """Return the kernel [inputs, outputs], with zeros where the mask `seen` [inputs, outputs] is False."""

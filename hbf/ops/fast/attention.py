@@ -272,6 +272,8 @@ def _cudnn_takes(queries: jax.Array, keys: jax.Array, values: jax.Array, extra: 
   """Return True if cuDNN supports these arrays after `extra` coordinates are added to queries and keys."""
   heads = queries.ndim == 4 and queries.shape[:2] == keys.shape[:2] == values.shape[:2]
   size = max(queries.shape[-1] + extra, values.shape[-1])
+  if not queries.dtype == keys.dtype == values.dtype:  # a cache or a user may have values of a longer type
+    return False
   return heads and not _any_batch(queries) and cudnn_applies(queries.dtype, size)
 
 

@@ -55,8 +55,9 @@ def fastest(
     basis: kernel, sigma, metric and normalization.
     mask: booleans broadcastable to [..., N, A], or None.
     causal: True if point i sees centers 0 to i only.
-    implementation: a name in `IMPLEMENTATIONS`. It has an effect only if the operator can be computed from sums over
-      the centers (`hbf.ops.fast.blocked.hyperbf_from_sums`).
+    implementation: a name in `IMPLEMENTATIONS`. 'xla' and 'pallas' differ only if the operator can be computed from
+      sums over the centers (`hbf.ops.fast.blocked.hyperbf_from_sums`). 'plain' gives the definition, in blocks of
+      points if it is causal.
     factors: numbers that multiply the responses, broadcastable to [..., N, A], or None.
 
   Returns:
@@ -75,7 +76,7 @@ def fastest(
   if basis.kernel in DIRECT:
     return definition  # XLA keeps one array [N, A] for the gradient, as for an MLP's hidden units
   gaussian = (basis.kernel, basis.normalization) == ('gaussian', 'sum')
-  if gaussian and is_attention(points, centers, coefficients, scale):
+  if gaussian and summation is not None and is_attention(points, centers, coefficients, scale):
     return gaussian_attention
   if causal and mask is None:
     return functools.partial(causal_blocks, definition)

@@ -28,6 +28,7 @@ from jaxtyping import Array, Float
 
 from hbf.ops.distances import Distances
 from hbf.ops.kernels import KERNELS
+from hbf.ops.layout import vary_together
 from hbf.ops.normalization import Moments
 from hbf.ops.parts import join, split
 from hbf.ops.products import einsum, is_short, products, sum_dtype, sum_over_points
@@ -133,7 +134,7 @@ def kernel_sums(distances: Distances, coefficients: Float[Array, '... A V'], ker
     coefficients: c [..., A, V].
     kernel: a name in `hbf.ops.kernels.KERNELS`.
   """
-  return _sums(kernel, _blocks(distances, coefficients), distances, coefficients)
+  return _sums(kernel, _blocks(distances, coefficients), *vary_together((distances, coefficients)))
 
 
 def unnormalized_sums(
@@ -145,7 +146,7 @@ def unnormalized_sums(
   broadcastable to [..., 1, 1]. The other arguments are as for `kernel_sums`.
   """
   log_peak = jnp.broadcast_to(-jnp.asarray(log_gain), (*coefficients.shape[:-2], 1, 1))
-  return _unnormalized(kernel, _blocks(distances, coefficients), distances, coefficients, log_peak)
+  return _unnormalized(kernel, _blocks(distances, coefficients), *vary_together((distances, coefficients, log_peak)))
 
 
 def _blocks(distances: Distances, coefficients: jax.Array) -> int:
@@ -255,7 +256,7 @@ def _backward(
     return jax.tree.map(jnp.add, totals, of_centers), of_part[:2]
 
   sums = sum_dtype(distances.points.dtype, coefficients.dtype)
-  zeros = tuple(jnp.zeros(z.shape, sums) for z in (*distances[2:], coefficients))
+  zeros = tuple(jnp.zeros_like(z, sums) for z in (*distances[2:], coefficients))
   points = tuple(split(z, count) for z in (distances.points, distances.norms))
   pulls = jax.tree.map(lambda z: split(z, count), pull)
   # In rows of padding, an infinite log_peak makes k 0. Otherwise k could be infinite with metric bilinear.
