@@ -59,8 +59,7 @@ class Block(CheckedModule):
     Raises:
       ValueError: a stage is neither a module nor a constructor, or a field has a value outside its range.
     """
-    for field in ('stage1', 'stage2'):
-      object.__setattr__(self, field, constructor(field, getattr(self, field)))
+    make_constructors(self)
     super().__post_init__()
 
   @nn.compact
@@ -121,13 +120,20 @@ class Block(CheckedModule):
     return functools.partial(in_windows, checked, window=self.window, shifted=self.shifted)
 
 
-def constructor(field: str, stage: Any) -> Any:
+def make_constructors(module: nn.Module) -> None:
+  """Replace `stage1` and `stage2` of a module by their constructors, where they are modules.
+
+  Raises:
+    UserError: a stage is neither a module nor a constructor.
+  """
+  for field in ('stage1', 'stage2'):
+    object.__setattr__(module, field, _constructor(field, getattr(module, field)))
+
+
+def _constructor(field: str, stage: Any) -> Any:
   """Return a constructor of modules like `stage`, with its options. If `stage` is a constructor, return it unchanged.
 
   `field` is the name of the stage in the message of the error: 'stage1' or 'stage2'.
-
-  Raises:
-    UserError: the stage is neither a module nor a constructor.
   """
   if isinstance(stage, nn.Module):
     fields = [option.name for option in dataclasses.fields(stage) if option.init]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from hbf.nn.block import Block, constructor
+from hbf.nn.block import Block, make_constructors
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import Context, grid_positions
 from hbf.nn.registry import Stage, with_units
@@ -72,8 +72,7 @@ class Trunk(CheckedModule):
     Raises:
       ValueError: a stage is neither a module nor a constructor, or a field has a value outside its range.
     """
-    for field in ('stage1', 'stage2'):
-      object.__setattr__(self, field, constructor(field, getattr(self, field)))
+    make_constructors(self)
     super().__post_init__()
 
   @nn.compact
