@@ -44,6 +44,7 @@ COMPARISONS = (
   'claim-positional',
   'claim-five',
   'claim-seeds',
+  'claim-gelu',
   'claim-patch2',
   'resolutions',
   'resolutions-seeds',
@@ -85,6 +86,7 @@ PAIRED = {
     ('resolutions-seeds', 'claim-seeds'),
     ('resolutions-cifar100', 'claim-cifar100'),
   ),
+  ('positional-2-2', 'vit-gelu'): (('resolutions-seeds', 'claim-gelu'),),
   ('positional-4-2', 'vit-4-2'): (
     ('resolutions-tiny', 'resolutions-tiny-vit'),
     ('resolutions-tiny', 'resolutions-tiny-vit-seeds'),
