@@ -37,9 +37,9 @@ def match_parameters(
   def count(units: int) -> int:
     return parameters(_with_units(config, stage, option, units))
 
-  # Every unit of a stage adds the same number of parameters.
-  one, two = count(1), count(2)
-  units = max(1, 1 + round((budget - one) / (two - one)))
+  # Every unit of a stage adds the same number of parameters. One center may be refused (normalization layer).
+  two, three = count(2), count(3)
+  units = max(1, 2 + round((budget - two) / (three - two)))
   if abs(count(units) - budget) > tolerance * budget:
     raise UserError(
       f'{config.name} can not have {budget:,} parameters to within {tolerance:.0%}: it has {count(units):,} with '
