@@ -19,7 +19,7 @@ from hbf.comparison.grid import (
 from hbf.comparison.held_out import held_out_table
 from hbf.comparison.presets import PRESETS
 from hbf.comparison.runs import all_finished, run_all
-from hbf.comparison.stored import check_data, check_requested_data, check_runs, refuse_packed
+from hbf.comparison.stored import check_requested_data, check_runs, check_same_data, refuse_packed
 from hbf.comparison.table import as_json, markdown, read_rows
 from hbf.training.workdir import check_place, held, replace_text
 
@@ -45,7 +45,7 @@ def compare(request: Comparison, workdir: pathlib.Path, devices: Sequence[Device
   grid = make_grid(request, before)
   seen = Grid(grid.arms, before.union(grid).seeds)
   check_runs(seen, workdir)
-  check_requested_data(grid, check_data(before.union(seen), workdir))
+  check_requested_data(grid, check_same_data(before.union(seen), workdir))
   console = Console(stderr=True)
   for label in arms_with_own_epochs(request):
     console.print(f'{label} sets train.epochs itself: its training operations are not matched', soft_wrap=True)

@@ -294,14 +294,14 @@ def _parse_arm(text: str, config: str, overrides: Sequence[str]) -> Arm:
     raise UserError(f"arm {text!r} names no model: give 'LABEL: MODEL key=value …'")
   if wrong := [option for option in options if '=' not in option]:
     raise UserError(f"arm {text!r} is wrong: {wrong[0]!r} is not key=value. Give 'LABEL: MODEL key=value …'")
-  path, colon, arguments = config.partition(':')
+  path, _, arguments = config.partition(':')
   if re.search(r'(^|,)model=', arguments):
     raise UserError(f'config {config!r} names a model: give models with --arm=MODEL')
   keys = (*overrides, *(f'--config.{option}' for option in options))
   if seeds := [key for key in keys if re.match(r'--?config\.seed=', key)]:
     raise UserError(f'arm {label} has {seeds[0]}, but the seeds of the runs come from --seeds: leave {seeds[0]} out')
   given = f'--config={path}:' + ','.join(filter(None, [f'model={model}', arguments]))
-  return Arm(pathlib.Path(path).stem, label, (given, *keys))
+  return Arm(_group_of(config), label, (given, *keys))
 
 
 def _refuse_other_config(config: str, known: Grid) -> None:

@@ -19,7 +19,7 @@ from hbf.arguments import Parser
 from hbf.comparison.grid import Grid
 from hbf.comparison.pack import new_folder, unpack
 from hbf.comparison.runs import LOGS
-from hbf.comparison.stored import PACKED, KnownData, RunFolders, check_data, check_runs, refuse_busy
+from hbf.comparison.stored import PACKED, KnownData, RunFolders, check_runs, check_same_data, refuse_busy
 from hbf.errors import UserError, in_one_line
 
 
@@ -45,7 +45,7 @@ def join(folders: Sequence[pathlib.Path], target: pathlib.Path) -> tuple[list[st
     sources, left_out = {}, []
     for number, folder in enumerate(folders):
       check_runs(grid, folder, 'join comparisons whose arms of the same name have the same options')
-      known = check_data(grid, folder, known, 'join comparisons on the same data')
+      known = check_same_data(grid, folder, known, 'join comparisons on the same data')
       sources[folder] = folder
       if (folder / PACKED).exists():
         sources[folder] = pathlib.Path(scratch, str(number))

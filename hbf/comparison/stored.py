@@ -127,7 +127,7 @@ class KnownData(NamedTuple):
   run: str
 
 
-def check_data(
+def check_same_data(
   grid: Grid,
   folder: pathlib.Path,
   known: Mapping[str, KnownData] = types.MappingProxyType({}),
@@ -164,7 +164,7 @@ def check_requested_data(grid: Grid, known: Mapping[str, KnownData]) -> None:
 
   Args:
     grid: the runs that are asked for.
-    known: the result of `check_data`.
+    known: the result of `check_same_data`.
 
   Raises:
     UserError: data of the same options differ.

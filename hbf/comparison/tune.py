@@ -24,9 +24,9 @@ from hbf.comparison.runs import NOT_RUN, run_all
 from hbf.comparison.space import Option, corners, parse_space
 from hbf.comparison.stored import (
   StoredRuns,
-  check_data,
   check_requested_data,
   check_runs,
+  check_same_data,
   open_runs,
   refuse_packed,
 )
@@ -159,7 +159,7 @@ def tune(
     search.
 
   Raises:
-    UserError: the request is wrong, the folder holds another search, or Optuna is missing.
+    UserError: the request is wrong, the folder holds another search or trials on other data, or Optuna is missing.
   """
   check_optuna(method)
   check_place(workdir)
@@ -176,6 +176,7 @@ def tune(
   if method.needs_optuna:
     _check_corners(request, space, before)
   drawn = _make_trials(request, draws, numbers, before, method, workdir)
+  check_requested_data(drawn[1], check_same_data(_grid_of(before), workdir))
   console = Console(stderr=True)
   for label in arms_with_own_epochs(request):
     console.print(f'{label} sets train.epochs itself: its training operations are not matched', soft_wrap=True)
@@ -379,7 +380,7 @@ def _make_trials(
     for number in numbers
     for text, label in zip(request.arms, labels, strict=True)
   ]
-  texts = [_with_options(text, f'{label}-t{number:02}', arm_trials) for text, label, number, arm_trials in drawn]
+  texts = [_with_options(text, _label(label, number), arm_trials) for text, label, number, arm_trials in drawn]
   grid, like = _make_grid(request, texts, before)
   seeds = tuple(FIRST_SEED + number for _, _, number, _ in drawn)
   trials = [
@@ -403,7 +404,6 @@ def _make_trials(
   ]
   runs = _Trials(grid.arms, seeds)
   check_runs(runs, workdir)
-  check_requested_data(runs, check_data(runs, workdir))
   return trials, runs
 
 
@@ -437,6 +437,17 @@ def _make_grid(request: Comparison, texts: Sequence[str], before: Sequence[Trial
       f'the folder has a search on {before[0].group}, not on {grid.arms[0].group}: choose another --workdir'
     )
   return grid, like
+
+
+def _grid_of(trials: Sequence[Trial]) -> _Trials:
+  """Return the runs of trials."""
+  arms = (Arm(trial.group, _label(trial.label, trial.number), trial.arguments, task=trial.task) for trial in trials)
+  return _Trials(tuple(arms), tuple(trial.seed for trial in trials))
+
+
+def _label(arm: str, number: int) -> str:
+  """Return the label of a trial, which is an arm of its own."""
+  return f'{arm}-t{number:02}'
 
 
 def _with_options(text: str, label: str, options: Mapping[str, str]) -> str:

@@ -14,11 +14,13 @@ from hbf.comparison import tune
 from hbf.comparison.devices import Device
 from hbf.comparison.grid import Comparison, label_of, make_grid, with_arms
 from hbf.comparison.presets import PRESETS
-from hbf.comparison.proposals import Method
+from hbf.comparison.proposals import RANDOM_SEARCH, Method
 from hbf.comparison.space import corners, draw, parse_space
+from hbf.config.command_line import read_config
 from hbf.errors import UserError
 from hbf.evaluation.scores import ACCURACY, NLL
-from hbf.training.workdir import held
+from hbf.training.schema import stamp
+from hbf.training.workdir import held, write_json
 
 RATE, DECAY = 'optimizer.learning_rate', 'optimizer.weight_decay'
 SPACE = (f'{RATE}=1e-3..1e-1', 'train.label_smoothing=0.0|0.1', f'gelu: {DECAY}=0.01..0.3')
@@ -202,6 +204,23 @@ def test_without_optuna_one_line_says_how_to_install_it(asked, tmp_path, monkeyp
   with pytest.raises(UserError, match=r"needs the package optuna: install it by pip install 'hbf\[optuna\]'$"):
     tune.tune(asked, 1, tmp_path / 'search', [Device()], method)
   assert not (tmp_path / 'search').exists()
+
+
+@pytest.mark.parametrize('method', [RANDOM_SEARCH, Method('tpe')])
+def test_trials_on_other_data_are_refused_before_anything_runs(asked, search, tmp_path, monkeypatch, method):
+  """Optuna's later trials are new runs, so all stored trials count."""
+  search(asked, 1)
+  path = tmp_path / 'search' / 'tuning.json'
+  found = json.loads(path.read_text())
+  found['trials'] = [trial | method._asdict() for trial in found['trials']]
+  path.write_text(json.dumps(found))
+  trial = tune.load_trials(path)[0]
+  config = read_config([*trial.arguments, f'--config.seed={trial.seed}'])
+  write_json(tmp_path / 'search' / trial.run / 'config.json', stamp(json.loads(config.to_json())))
+  write_json(tmp_path / 'search' / trial.run / 'data.json', {'name': 'digits', 'fingerprint': 'other'})
+  monkeypatch.setattr(tune, 'check_optuna', lambda method: None)
+  with pytest.raises(UserError, match=rf'{trial.run} has other data than the data of this call'):
+    search(asked, 2, method)
 
 
 def test_a_folder_of_something_else_is_left_alone(asked, search, tmp_path):

@@ -170,7 +170,7 @@ def test_a_save_that_fails_leaves_the_classes_of_before(folder):
 
 
 def test_every_class_has_images_among_the_known_ones(run, monkeypatch):
-  """Of a rare class, evenly spaced images may be one or none."""
+  """Evenly spaced images may contain one image of a rare class, or none."""
   chosen, classes = np.arange(0, 100, 5), np.repeat([0, 1, 2], [90, 7, 3])
   monkeypatch.setattr(edit, 'FEWEST', 4)
   found = edit._with_rare(chosen, classes)
