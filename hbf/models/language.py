@@ -80,12 +80,14 @@ class LanguageModel(CheckedModule):
         and there is no cache.
 
     Raises:
-      UserError: the texts are not [B, N] or are longer than `length`, the mask has another shape, or an option's
+      UserError: the texts are not [B, N], are empty or are longer than `length`, the mask has another shape, or an option's
         value is unknown.
     """
     if tokens.ndim != 2:
       raise UserError(f'tokens have shape {list(tokens.shape)}: expected [B, N], such as tokens[None] for one text')
     batch, length = tokens.shape
+    if not length:
+      raise UserError(f'tokens have shape {list(tokens.shape)}, [B, N]: expected one token or more in each text')
     if length > self.length:
       raise UserError(f'a text of {length} tokens is longer than the {self.length} that the model takes: cut it')
     if mask is not None and not (mask.ndim == 2 and mask.shape[0] in (1, batch) and mask.shape[1] in (1, length)):

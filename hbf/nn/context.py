@@ -73,12 +73,14 @@ def check_context(stage: nn.Module, context: Context, shape: tuple[int, ...]) ->
 
   Raises:
     UserError: the context has causality, a cache or a mask that the stage does not support. Or the shape is not
-      [B, N, D], the mask has another type than booleans or does not broadcast to [B, N, N], or the positions or the
-      grid have the wrong shape.
+      [B, N, D] with N > 0, the mask has another type than booleans or does not broadcast to [B, N, N], or the
+      positions or the grid have the wrong shape.
   """
   traits = traits_of(stage)
   if len(shape) != 3:
     raise UserError(f'tokens have shape {list(shape)}: expected [B, N, D], such as tokens[None] for one example')
+  if not shape[1]:
+    raise UserError(f'tokens have shape {list(shape)}, [B, N, D]: expected one token or more in each example')
   if context.causal and not traits.causal:
     raise UserError(
       f'{type(stage).__name__} mixes a token with later tokens, and the context is causal: '

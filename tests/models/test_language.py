@@ -130,6 +130,11 @@ def test_one_text_alone_is_refused():
     make().init(jax.random.key(0), make_texts()[0], train=False)
 
 
+def test_an_empty_text_is_refused():
+  with pytest.raises(UserError, match=r'tokens have shape \[2, 0\], \[B, N\]: expected one token or more'):
+    make().init(jax.random.key(0), make_texts()[:, :0], train=False)
+
+
 @pytest.mark.parametrize('shape', [(6,), (2, 5), (2, 6, 6)])
 def test_a_mask_of_another_shape_than_the_texts_is_refused(shape):
   with pytest.raises(UserError, match=r'mask has shape \[.*\]: expected \[2, 6\], False for padding'):

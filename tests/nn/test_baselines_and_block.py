@@ -408,11 +408,12 @@ def test_a_stage_alone_refuses_an_additive_mask():
   ('shape', 'wrong', 'message'),
   [
     ((9, 8), {}, r'tokens have shape \[9, 8\]: expected \[B, N, D\]'),
+    ((B, 0, 8), {}, r'tokens have shape \[2, 0, 8\], \[B, N, D\]: expected one token or more'),
     ((B, 9, 8), {'mask': jnp.ones((B, 9), bool)}, r'the mask has shape \[2, 9\]; expected one that broadcasts'),
     ((B, 9, 8), {'positions': jnp.arange(9.0)}, r'positions has shape \[9\]: expected an array \[9, P\]'),
     ((B, 9, 8), {'positions': None, 'grid': (3,)}, r'grid is \(3,\): expected \(rows, columns\)'),
   ],
-  ids=['tokens', 'mask', 'positions', 'grid'],
+  ids=['tokens', 'no tokens', 'mask', 'positions', 'grid'],
 )
 def test_a_stage_1_without_a_block_checks_its_call(name, shape, wrong, message):
   stage = make_stage(1, name)(name='stage1')
