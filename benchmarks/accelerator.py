@@ -32,7 +32,7 @@ from rich.console import Console
 
 from benchmarks import correctness, step
 from benchmarks import input as input_benchmark
-from benchmarks.common import attempt, failure, filled, format_report, measured_on, parser, save
+from benchmarks.common import attempt, failure, filled, format_report, launch, measured_on, numbers, parser, save
 from configs import digits
 from hbf.config.recipes import make_config
 from hbf.config.resolve import resolve
@@ -49,7 +49,7 @@ Rows = list[dict[str, Any]]
 # Models whose train steps are timed. On a GPU, those with Pallas are left out.
 MODELS = ('hyperbf', 'hyperbf:pallas', 'vit')
 STEP_DTYPE = 'bfloat16'
-EPOCHS, EXAMPLES = 100, 50_000  # recipe memo on CIFAR
+EPOCHS, EXAMPLES = 100, 50_000  # the memo trains on CIFAR for so long
 INPUTS = ('device', 'stream')
 RUNS = ('whole', 'again', 'interrupted')  # names of run folders
 
@@ -93,11 +93,6 @@ def main() -> None:
   keep_freed_memory()
   keep_compiled_programs()
   run(parts, 60 * options.minutes, options.out)
-
-
-def numbers(text: str) -> list[int]:
-  """Parse the numbers of a flag."""
-  return [int(part) for part in text.split(',')]
 
 
 def pairs(text: str) -> list[tuple[int, int]]:
@@ -191,7 +186,7 @@ def steps(models: Sequence[str], width: int, batch: int, rounds: int) -> Rows:
 
 
 def recipe_parts(options: argparse.Namespace) -> Iterator[Part]:
-  """Yield a part for each recipe: HyperBF's images/s in training, and the hours of a whole training."""
+  """Yield a part for each recipe: HyperBF's images/s in training, and the hours of 100 epochs of CIFAR."""
   for name in options.recipes.split(','):
     configs = [training(name, dtype) for dtype in DTYPES]
     yield Part(f'Recipe {name} of HyperBF', len(configs), functools.partial(recipe, configs, options.seconds))
@@ -296,4 +291,4 @@ PARTS = {
 }
 
 if __name__ == '__main__':
-  main()
+  launch(main)

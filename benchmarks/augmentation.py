@@ -7,7 +7,7 @@ python -m benchmarks.augmentation --config configs/cifar10.py:recipe=strong --tr
 import ast
 import statistics
 
-from benchmarks.common import alternate, parser, ratios, report, spread
+from benchmarks.common import alternate, launch, parser, ratios, report, spread
 from benchmarks.models import Trainer, compile_trainer
 from hbf.config.command_line import read_config
 from hbf.training.machine import keep_freed_memory
@@ -45,7 +45,9 @@ def main() -> None:
         'compile, s': trainer.compile_seconds,
       }
     )
-  report('augmentation', f'Train step of {options.config} with augmentation ({augmented})', rows, options.out)
+  side = options.image_size
+  title = f'Train step of {options.config}, {side}×{side} images, with augmentation ({augmented})'
+  report('augmentation', title, rows, options.out)
 
 
 def make(config: str, image_size: int, data: dict[str, tuple]) -> Trainer:
@@ -55,8 +57,8 @@ def make(config: str, image_size: int, data: dict[str, tuple]) -> Trainer:
   """
   made = read_config([f'--config={config}'])
   made.data.update(data)
-  return compile_trainer(made, image_size, made.train.batch_size)
+  return compile_trainer(made, (image_size, image_size, 3), made.train.batch_size)
 
 
 if __name__ == '__main__':
-  main()
+  launch(main)

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from benchmarks.common import Thunk, alternate, matmul, parser, ratios, report, spread
-from benchmarks.models import make_training, random_batch
+from benchmarks.common import Thunk, alternate, launch, matmul, parser, ratios, report, spread
+from benchmarks.models import CIFAR, make_training, random_batch
 from hbf.config.recipes import make_config
 from hbf.config.resolve import resolve
 from hbf.hardware.bound import bound
@@ -58,8 +58,8 @@ def forty_steps(numbers: jax.Array) -> jax.Array:
 def train_step(model: str) -> Measured:
   """Return the train step of a model with recipe small. The step does not donate its state."""
   config = resolve(make_config(f'model={model},recipe=small', {'name': 'cifar10'}))
-  _, init, step = make_training(config, image_size=32)
-  batch = random_batch(config.train.batch_size, 32)
+  _, init, step = make_training(config, CIFAR)
+  batch = random_batch(config.train.batch_size, CIFAR)
   return program(step, jax.jit(lambda: init(None, batch))(), None, batch)
 
 
@@ -119,4 +119,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  main()
+  launch(main)

@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -36,7 +37,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from benchmarks.common import format_report, measured_on, save
+from benchmarks.common import format_report, launch, measured_on, save
 from benchmarks.damages import DAMAGES, METADATA
 from hbf.training.processes import free_port
 from hbf.training.restore import restore
@@ -158,12 +159,21 @@ class RunProcesses:
     for each in self._processes if process is None else [self._processes[process]]:
       each.send_signal(number)
 
-  def lose(self, process: int, supervisor: bool) -> None:
-    """Kill a process of an elastic run, or with `supervisor` its supervisor, and forget it."""
-    lost = self._processes.pop(process)
-    children = pathlib.Path(f'/proc/{lost.pid}/task/{lost.pid}/children').read_text().split()
+  def lose(self, process: int, supervisor: bool) -> bool:
+    """Kill a process of an elastic run, or with `supervisor` its supervisor, and forget it.
+
+    Return False, and kill nothing, if the process has ended.
+    """
+    lost = self._processes[process]
+    children: list[str] = []
+    with contextlib.suppress(OSError):  # it has ended
+      children = pathlib.Path(f'/proc/{lost.pid}/task/{lost.pid}/children').read_text().split()
+    if not children:
+      return False
+    del self._processes[process]
     os.kill(lost.pid if supervisor else int(children[0]), signal.SIGKILL)
     lost.wait()
+    return True
 
   def end(self, code: int = 0) -> str:
     """Wait until all processes have ended. Return the output.
@@ -246,10 +256,18 @@ class Chaos:
 
   def losses(self, count: int) -> list[dict[str, Any]]:
     """Let `count` elastic runs of two processes lose one. Return a row for each."""
-    return [_printed(self._lose(self.folder / f'lost-{number}')) for number in range(count)]
+    rows: list[dict[str, Any]] = []
+    numbers = itertools.count()
+    while len(rows) < count:
+      if row := self._lose(self.folder / f'lost-{next(numbers)}'):
+        rows.append(_printed(row))
+    return rows
 
-  def _lose(self, workdir: pathlib.Path) -> dict[str, Any]:
-    """Kill one process of an elastic run, which must go on to its end. Return the row of the kill."""
+  def _lose(self, workdir: pathlib.Path) -> dict[str, Any] | None:
+    """Kill one process of an elastic run, which must go on to its end.
+
+    Return the row of the kill, or None if the run ended before it, or before the other process was alone.
+    """
     process, supervisor = self.draw.randrange(2), self.draw.random() < 0.5
     kind = self.draw.choice(['restoring', 'training'])
     moment, steps = self.draw.uniform(0, SPAN[kind]), self.draw.uniform(0, 0.8 * self._steps)
@@ -259,12 +277,16 @@ class Chaos:
         processes.wait(lambda: any(step > steps for step in processes.steps()))
       processes.wait(lambda: False, moment)
       begin, reports = time.monotonic(), len(processes.steps())
-      processes.lose(process, supervisor)
+      if not processes.lose(process, supervisor):
+        processes.end()
+        return None
       processes.wait(lambda: 'processes left: 1 of 2' in processes.output())
       agreed = time.monotonic() - begin
       processes.wait(lambda: len(processes.steps()) > reports)
       seconds = time.monotonic() - begin
       output = processes.end()
+    if 'processes left: 1 of 2' not in output:
+      return None
     found = re.search(r'^goes on after step (\d+)', output, re.MULTILINE)
     return {
       'run': workdir.name,
@@ -486,4 +508,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  main()
+  launch(main)

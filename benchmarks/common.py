@@ -4,15 +4,17 @@ import argparse
 import json
 import pathlib
 import re
+import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 
+from hbf.errors import UserError, choose, in_one_line
 from hbf.markdown import cell, table
 from hbf.models.flops import PRODUCTS, count_flops
 from hbf.training.machine import commit, device_name, versions
@@ -32,9 +34,51 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpF
 def parser(description: str | None) -> argparse.ArgumentParser:
   """Return a parser with the flags that every benchmark has."""
   flags = argparse.ArgumentParser(description=description, formatter_class=_Help)
-  flags.add_argument('--rounds', type=int, default=10, help='number of timings of each program')
+  flags.add_argument('--rounds', type=positive, default=10, help='number of timings of each program')
   flags.add_argument('--out', type=pathlib.Path, help='JSON file; default runs/benchmarks/NAME.json')
   return flags
+
+
+def launch(main: Callable[[], None]) -> NoReturn:
+  """Run a benchmark and end the process. A mistake of the user gives one line instead of a traceback."""
+
+  def status() -> int:
+    main()
+    return 0
+
+  sys.exit(in_one_line(status)())
+
+
+def positive(text: str) -> int:
+  """Parse the number of a flag, which must be 1 or more."""
+  if (number := int(text)) < 1:
+    raise argparse.ArgumentTypeError(f'{text} is below 1')
+  return number
+
+
+def numbers(text: str) -> list[int]:
+  """Parse the numbers of a flag, such as 64,256. Each must be 1 or more."""
+  return [positive(part) for part in text.split(',')]
+
+
+def names(what: str, known: Iterable[str]) -> Callable[[str], list[str]]:
+  """Return the type of a flag that takes some of the known names, such as a,b. `what` is the word for one of them."""
+  return checked(lambda name: choose(what, name, dict.fromkeys(known)))
+
+
+def checked(check: Callable[[str], Any]) -> Callable[[str], list[str]]:
+  """Return the type of a flag that takes names, such as a,b. `check` raises UserError for a wrong name."""
+
+  def parse(text: str) -> list[str]:
+    found = text.split(',')
+    try:
+      for name in found:
+        check(name)
+    except UserError as error:
+      raise argparse.ArgumentTypeError(str(error)) from None
+    return found
+
+  return parse
 
 
 def alternate(thunks: Mapping[str, Thunk], rounds: int) -> dict[str, list[float]]:
@@ -116,8 +160,10 @@ def measured_on() -> dict[str, Any]:
   The command has no --out, and paths are cut to their names, because both are places on this machine.
   """
   script, *flags = sys.argv
-  command = ' '.join(['python -m', f'benchmarks.{pathlib.Path(script).stem}', *flags])
-  command = re.sub(r'([ =])/\S*/', r'\1', re.sub(r' --out[= ]\S+', '', command))
+  pairs = zip(['', *flags], flags, strict=False)
+  kept = [flag for before, flag in pairs if not flag.startswith('--out=') and '--out' not in (before, flag)]
+  named = [re.sub(r'(^|=)/\S*/', r'\1', flag) for flag in kept]
+  command = shlex.join(['python', '-m', f'benchmarks.{pathlib.Path(script).stem}', *named])
   return {'command': command, 'device': device_name(), 'commit': commit(), 'versions': versions()}
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from scipy.signal import lfilter
 from scipy.stats import norm
 
-from benchmarks.common import report
+from benchmarks.common import launch, report
 from hbf.comparison.statistics import Difference, block_length, difference_of_pairs, differences
 
 IMAGE, OWN, BOTH = 1.0, 0.4, 0.6  # standard deviations: effect of an image; of arm and image; of seed and image
@@ -153,4 +153,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  main()
+  launch(main)

@@ -14,10 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.common import Thunk, alternate, parser, ratios, report, spread
+from benchmarks.common import Thunk, alternate, checked, launch, parser, positive, ratios, report, spread
 from hbf.models.generation import Sampling, generate
 from hbf.models.language import LanguageModel
-from hbf.nn.registry import make_stages, stage_options
+from hbf.nn.registry import make_stages, stage_names, stage_options
 from hbf.nn.trunk import Trunk
 from hbf.training.machine import keep_freed_memory
 
@@ -29,9 +29,9 @@ def main() -> None:
   """Print a row for every model."""
   flags = parser(__doc__)
   flags.set_defaults(rounds=5)
-  flags.add_argument('--models', default='hyperbf,vit,linear,gmlp,mixer', type=lambda text: text.split(','))
-  flags.add_argument('--count', type=int, default=256, help='tokens to write after a prompt of one token')
-  flags.add_argument('--batch', type=int, default=1, help='texts at once')
+  flags.add_argument('--models', default='hyperbf,vit,linear,gmlp,mixer', type=checked(stage_names))
+  flags.add_argument('--count', type=positive, default=256, help='tokens to write after a prompt of one token')
+  flags.add_argument('--batch', type=positive, default=1, help='texts at once')
   options = flags.parse_args()
   keep_freed_memory()
   rows = [measure(name, options.count, options.batch, options.rounds) for name in options.models]
@@ -78,4 +78,4 @@ def whole_texts(model: LanguageModel, variables: Any, prompts: jax.Array, count:
 
 
 if __name__ == '__main__':
-  main()
+  launch(main)

@@ -17,7 +17,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from benchmarks.common import Thunk, alternate, compiled, parser, report
+from benchmarks.common import Thunk, alternate, checked, compiled, launch, names, numbers, parser, positive, report
 from benchmarks.models import make_trainer
 from hbf.nn.registry import make_stages, stage_names, stage_options
 from hbf.training.machine import keep_freed_memory
@@ -47,20 +47,25 @@ def main() -> None:
   """Print a row for every part, model and size."""
   flags = parser(__doc__)
   flags.set_defaults(rounds=3)
-  flags.add_argument('--parts', default='stage1,stage2,step')
+  flags.add_argument('--parts', default=','.join(PARTS), type=names('part', PARTS))
   flags.add_argument(
-    '--models', default='hyperbf,vit', type=lambda text: text.split(','), help='models, also for their stages'
+    '--models', default='hyperbf,vit', type=checked(stage_names), help='models, also for their stages'
   )
   for name, sizes in SIZES.items():
-    flags.add_argument(f'--{name}', default=sizes, type=lambda text: [int(size) for size in text.split(',')])
-  flags.add_argument('--tokens', type=int, default=4096, help='total tokens of stage 1; stage 2 takes a quarter')
-  flags.add_argument('--width', type=int, default=192, help='width of the tokens')
-  flags.add_argument('--heads', type=int, default=3)
+    flags.add_argument(f'--{name}', default=sizes, type=numbers)
+  flags.add_argument('--tokens', type=positive, default=4096, help='total tokens of stage 1; stage 2 takes a quarter')
+  flags.add_argument('--width', type=positive, default=192, help='width of the tokens')
+  flags.add_argument('--heads', type=positive, default=3)
   options = flags.parse_args()
+  uneven = [str(length) for length in options.lengths if options.tokens % length]
+  if 'stage1' in options.parts and uneven:
+    flags.error(
+      f'--tokens {options.tokens} is not a multiple of --lengths {", ".join(uneven)}, so times do not compare'
+    )
   keep_freed_memory()
   rows = []
-  for part in options.parts.split(','):
-    rows += measure(list({'stage1': stage1, 'stage2': stage2, 'step': steps}[part](options)), options.rounds)
+  for part in options.parts:
+    rows += measure(list(PARTS[part](options)), options.rounds)
   report('growth', f'Growth, width {options.width}, {options.heads} heads, float32', rows, options.out)
 
 
@@ -69,7 +74,7 @@ def stage1(options: argparse.Namespace) -> Iterator[Case]:
   for name in dict.fromkeys(stage_names(model)[0] for model in options.models):
     for length in options.lengths:
       module = make_stage1(name, options.heads, options.width)
-      call = stage(module, (max(options.tokens // length, 1), length, options.width))
+      call = stage(module, (options.tokens // length, length, options.width))
       yield Case(f'stage 1, {name}', 'tokens', length, *call)
 
 
@@ -114,6 +119,9 @@ def stage(module: nn.Module, shape: tuple[int, int, int]) -> tuple[Thunk, int]:
   return compiled(jax.grad(loss, (0, 1)), params, tokens)
 
 
+PARTS = {'stage1': stage1, 'stage2': stage2, 'step': steps}
+
+
 def measure(cases: list[Case], rounds: int) -> list[dict[str, Any]]:
   """Return the rows of one part. All its cases run in turn."""
   seconds = alternate({f'{case.series} {case.varied} {case.size}': case.thunk for case in cases}, rounds)
@@ -134,4 +142,4 @@ def measure(cases: list[Case], rounds: int) -> list[dict[str, Any]]:
 
 
 if __name__ == '__main__':
-  main()
+  launch(main)

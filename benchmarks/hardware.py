@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 
+from benchmarks.common import launch
 from hbf.config.command_line import read_config
 from hbf.errors import UserError
 from hbf.hardware.report import describe_programs
@@ -67,12 +68,12 @@ def compile_known(flags: Sequence[str], topology: str, file: str, folders: Seque
   Args:
     flags: flags of the config.
     topology: name of the topology to compile for.
-    file: name of the record. The first record of this name in `folders` is used if it is still valid.
+    file: name of the record. Programs that a record of this name in `folders` has are not compiled again.
     folders: folders of records.
   """
   paths = [folder / file for folder in folders]
   records = (json.loads(path.read_text()) for path in paths if path.exists())
-  known = next((record for record in records if not record.get('refused')), None)
+  known = [record for record in records if not record.get('refused')]
   config = read_config(flags)
   try:
     return describe_programs(config, parse_topology(topology), known=known)
@@ -111,17 +112,22 @@ def _line(record: dict[str, Any]) -> tuple[str, ...]:
   if record.get('refused'):
     return (*about, record['refused'], *[''] * 9)
   train, evaluation = record['programs']
+  peaks = [f'{program["peak_bytes"] / _MB:,.0f}' for program in (train, evaluation)]
+  operations = f'{train["flops"] / _GB:,.1f}'
+  speed = f'{evaluation["images_per_second"]:,.0f}' if 'limit' in evaluation else 'too much memory'
+  if 'limit' not in train:  # too large to compile
+    return (*about, operations, '', '', f'{peaks[0]}: too much', '', '', '', peaks[1], speed, '')
   return (
     *about,
-    f'{train["flops"] / _GB:,.1f}',
+    operations,
     f'{train["traffic_bytes"] / _GB:,.2f}',
     f'{train["temporary_bytes"] / _MB:,.0f}',
-    f'{train["peak_bytes"] / _MB:,.0f}',
+    peaks[0],
     f'{1e3 * max(train["bound_seconds"].values()):.2f}',
     train['limit'],
     f'{train["images_per_second"]:,.0f}',
-    f'{evaluation["peak_bytes"] / _MB:,.0f}',
-    f'{evaluation["images_per_second"]:,.0f}',
+    peaks[1],
+    speed,
     ', '.join(f'{count} {name}' for name, count in train['kernels'].items()),
   )
 
@@ -147,4 +153,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  main()
+  launch(main)

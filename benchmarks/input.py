@@ -23,7 +23,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from benchmarks import photographs
-from benchmarks.common import filled, parser, ratios, report, spread
+from benchmarks.common import checked, filled, launch, names, parser, ratios, report, spread
 from benchmarks.models import make_training
 from configs import imagenet
 from hbf.config.resolve import resolve
@@ -32,6 +32,7 @@ from hbf.data.images import codec
 from hbf.data.images.sources import Source
 from hbf.data.pipeline.inputs import gather, make_input
 from hbf.data.pipeline.order import TrainOrder
+from hbf.nn.registry import stage_names
 from hbf.tasks.registry import make_task
 from hbf.training.experiment import steps_per_call
 from hbf.training.machine import keep_compiled_programs, keep_freed_memory
@@ -79,15 +80,16 @@ class Turn(NamedTuple):
 def main() -> None:
   """Print a row for every data set and kind of input."""
   flags = parser(__doc__)
-  flags.add_argument('--data', default='digits,cifar10', help=f'of {", ".join([*SHAPES, "imagenet"])}')
+  known = (*SHAPES, 'imagenet')
+  flags.add_argument('--data', default='digits,cifar10', type=names('data', known), help=f'of {", ".join(known)}')
   flags.add_argument('--dir', default='', help='TFDS folder with the prepared data; empty: random images')
-  flags.add_argument('--model', default='hyperbf')
+  flags.add_argument('--model', default='hyperbf', type=one_model)
   flags.add_argument('--seconds', type=float, default=20.0, help='length of each of the two timings of a row')
   options = flags.parse_args()
   keep_freed_memory()
   keep_compiled_programs()
   rows = []
-  for name in options.data.split(','):
+  for name in options.data:
     if name == 'imagenet':
       rows.append(measure_imagenet(options.dir, options.seconds))
     else:
@@ -96,6 +98,12 @@ def main() -> None:
   origin = 'prepared' if options.dir else 'random'
   title = f'Input alone (batches/s, images/s) and in a step of {options.model}, recipe small, {origin} images'
   report('input', title, filled(rows), options.out)
+
+
+def one_model(text: str) -> str:
+  """Parse the name of a model."""
+  (name,) = checked(stage_names)(text)
+  return name
 
 
 def open_source(name: str, directory: str) -> Source:
@@ -122,7 +130,8 @@ def measure(
     row |= {'step ms': 1e3 * wall / steps, 'wait ms': 1e3 * waits / steps, 'wait %': 100 * waits / wall}
     row['CPU ms'] = 1e3 * cpu / steps
     speeds = ([turn.steps / turn.wall for turn in each] for each in (mine, [first for first, *_ in turns]))
-    row[f'images/s of {kinds[0]}'] = spread(ratios(*speeds))
+    if len(kinds) > 1:
+      row[f'images/s of {kinds[0]}'] = spread(ratios(*speeds))
   return rows
 
 
@@ -144,7 +153,7 @@ class Feed(contextlib.AbstractContextManager):
   """An input, and the training that takes batches from it."""
 
   def __init__(self, config: ConfigDict, source: Source, kind: str):
-    self._config, self._image_size = config, source[0][0].shape[0]
+    self._config, self._shape = config, source[0][0].shape
     self._order = TrainOrder(config.seed, len(source), config.train.batch_size)
     mesh = make_mesh(jax.devices())
     self._data = make_input(kind, source, batch_sharding(mesh), config.data.workers, resident_bytes=0)
@@ -174,7 +183,7 @@ class Feed(contextlib.AbstractContextManager):
   def start(self) -> None:
     """Compile the steps and take some."""
     stack = next(self._stacks)
-    _, init, train_step = make_training(self._config, self._image_size)
+    _, init, train_step = make_training(self._config, self._shape)
     self._state = jax.jit(init)(self._data.resident, jax.tree.map(lambda z: z[0], stack))
     steps = jax.jit(repeat_step(train_step), donate_argnums=0)
     self._steps: Any = steps.lower(self._state, self._data.resident, stack, np.int32(self._size)).compile()
@@ -208,4 +217,4 @@ def cpu_seconds() -> float:
 
 
 if __name__ == '__main__':
-  main()
+  launch(main)

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.common import Thunk, compiled, parser, report
+from benchmarks.common import Thunk, compiled, launch, names, numbers, parser, positive, report
 from benchmarks.growth import Case, make_stage1, measure
 from hbf.nn.baselines.linear_attention import LinearAttention
 from hbf.nn.context import EVALUATION, Context
@@ -42,16 +42,24 @@ def main() -> None:
   """Print a table for every part."""
   flags = parser(__doc__)
   flags.set_defaults(rounds=3)
-  flags.add_argument('--parts', default='convergence,time')
-  for name, sizes in SIZES.items():
-    flags.add_argument(f'--{name}', default=sizes, type=lambda text: [int(size) for size in text.split(',')])
-  flags.add_argument('--width', type=int, default=192, help='width of the timed tokens')
-  flags.add_argument('--heads', type=int, default=3)
+  flags.add_argument('--parts', default=','.join(PARTS), type=names('part', PARTS))
+  for name, default in SIZES.items():
+    flags.add_argument(f'--{name}', default=default, type=sizes, help='three or more')
+  flags.add_argument('--width', type=positive, default=192, help='width of the timed tokens')
+  flags.add_argument('--heads', type=positive, default=3)
   options = flags.parse_args()
   keep_freed_memory()
-  for part in options.parts.split(','):
-    title, rows = {'convergence': convergence, 'time': times}[part](options)
+  for part in options.parts:
+    title, rows = PARTS[part](options)
     report(f'linear-{part}', title, rows, options.out and options.out.with_stem(f'{options.out.stem}-{part}'))
+
+
+def sizes(text: str) -> list[int]:
+  """Parse the sizes of a flag, and return them in increasing order. An exponent is fitted to three of them."""
+  found = sorted(set(numbers(text)))
+  if len(found) < 3:
+    raise argparse.ArgumentTypeError(f'{text}: expected three different sizes or more')
+  return found
 
 
 Part = tuple[str, list[dict[str, Any]]]  # title and rows
@@ -113,6 +121,9 @@ def times(options: argparse.Namespace) -> Part:
   return f'Milliseconds of stage 1, one image, forward, width {options.width}, {options.heads} heads, float32', rows
 
 
+PARTS = {'convergence': convergence, 'time': times}
+
+
 def cases(options: argparse.Namespace) -> Iterator[Case]:
   """Yield a case for every stage 1 and number of tokens.
 
@@ -156,4 +167,4 @@ def crossover(lengths: list[int], linear: list[float], exact: list[float]) -> st
 
 
 if __name__ == '__main__':
-  main()
+  launch(main)

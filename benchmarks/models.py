@@ -1,9 +1,9 @@
 """Train steps of any model on random images, by the code of the training loop."""
 
 import dataclasses
-import functools
 import time
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -21,9 +21,13 @@ from hbf.tasks.classification import Classification
 from hbf.training.durations import Clock
 from hbf.training.experiment import make_objective
 from hbf.training.optimizer import make_optimizer, make_schedule
+from hbf.training.programs import with_extras, with_options
 from hbf.training.state import Step, TrainState, init_state, make_train_step
 
+Shape = tuple[int, int, int]  # height, width and channels of an image
+CIFAR: Shape = (32, 32, 3)
 CLASSES = 10
+EMPTY: Mapping[str, Any] = types.MappingProxyType({})
 
 
 @dataclasses.dataclass
@@ -58,7 +62,15 @@ class Trainer:
 
 
 def make_trainer(
-  model: str, width: int, depth: int, heads: int, hidden: int, batch: int, recipe: str = 'memo', **keys: Any
+  model: str,
+  width: int,
+  depth: int,
+  heads: int,
+  hidden: int,
+  batch: int,
+  recipe: str = 'memo',
+  data: Mapping[str, Any] = EMPTY,
+  **keys: Any,
 ) -> Trainer:
   """Return a model of these sizes with its train step, compiled on random images of CIFAR's shape.
 
@@ -67,26 +79,24 @@ def make_trainer(
     width: width of the tokens.
     depth: number of blocks.
     heads: heads of stage 1.
-    hidden: hidden units or centers of stage 2.
+    hidden: hidden units or centers of stage 2. A model with other stages has as many units as it has with this
+      `model.expansion`.
     batch: images in a step.
     recipe: name of the recipe, which sets all other options.
-    **keys: further keys of the config's model part, such as dtype. `image_size` is the images' side.
+    data: further keys of the config's data part.
+    **keys: further keys of the config's model part, such as dtype.
   """
-  config = resolve(make_config(f'model={model},recipe={recipe}', {'name': 'cifar10'})).unlock()
-  image_size = keys.pop('image_size', 32)
-  config.model.update(width=width, depth=depth, heads=heads, **keys)
-  for size in ('hidden', 'centers'):
-    if size in config.model.stage2:
-      config.model.stage2[size] = hidden
-  return compile_trainer(config, image_size, batch)
+  config = make_config(f'model={model},recipe={recipe}', {'name': 'cifar10', **data}).unlock()
+  config.model.update(width=width, depth=depth, heads=heads, expansion=hidden / width, **keys)
+  return compile_trainer(resolve(config), CIFAR, batch)
 
 
-def compile_trainer(config: ConfigDict, image_size: int, batch: int) -> Trainer:
-  """Return the trainer of a complete config."""
-  model, init, train_step = make_training(config, image_size)
-  examples = random_batch(batch, image_size)
+def compile_trainer(config: ConfigDict, shape: Shape, batch: int) -> Trainer:
+  """Return the trainer of a complete config, for images of this shape."""
+  model, init, train_step = make_training(config, shape)
+  examples = random_batch(batch, shape)
   state = jax.jit(lambda: init(None, examples))()
-  images = jax.ShapeDtypeStruct((batch, image_size, image_size, 3), jnp.float32)
+  images = jax.ShapeDtypeStruct((batch, *shape), jnp.float32)
   forward = matmul_flops(lambda p, x: model.apply({'params': p}, x, train=False), state.params, images)
   step = jax.jit(train_step, donate_argnums=0)
   begin = time.perf_counter()
@@ -97,23 +107,28 @@ def compile_trainer(config: ConfigDict, image_size: int, batch: int) -> Trainer:
 
 
 def make_training(
-  config: ConfigDict, image_size: int
+  config: ConfigDict, shape: Shape
 ) -> tuple[nn.Module, Callable[[Resident, Batch], TrainState], Step]:
-  """Return the model, a function from (resident, batch) to its initial state, and its train step."""
+  """Return the model, a function from (resident, batch) to its initial state, and the step that training compiles.
+
+  The images have the given shape and belong to `CLASSES` classes, whatever the config's data set is.
+  """
   config = config.copy_and_resolve_references()
-  config.data.update(mean=(0.5,) * 3, std=(0.25,) * 3)
-  shape = (image_size, image_size, 3)
+  config.data.update(mean=(0.5,) * shape[-1], std=(0.25,) * shape[-1])
   task = Classification.from_config(config, Dataset('random', tuple(map(str, range(CLASSES))), shape, {}))
   model, objective = task.make_model(config.model), make_objective(config, task)
   clock = Clock(50_000, config.train.batch_size, 1.0)
   optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, clock))
-  init = functools.partial(init_state, model, optimizer, objective)
-  return model, init, make_train_step(model, optimizer, objective)
+
+  def init(resident: Resident, examples: Batch) -> TrainState:
+    return with_extras(init_state(model, optimizer, objective, resident, examples), config)
+
+  return model, init, with_options(make_train_step(model, optimizer, objective), config)
 
 
-def random_batch(batch: int, image_size: int) -> dict[str, jax.Array]:
-  """Return random images and labels in the form of a stream's batch."""
+def random_batch(batch: int, shape: Shape) -> dict[str, jax.Array]:
+  """Return random images [batch, *shape] and labels in the form of a stream's batch."""
   random = np.random.default_rng(0)
-  images = random.integers(0, 256, (batch, image_size, image_size, 3), np.uint8)
+  images = random.integers(0, 256, (batch, *shape), np.uint8)
   labels = random.integers(0, CLASSES, batch, np.int32)
   return {'index': jnp.arange(batch), 'image': jnp.asarray(images), 'label': jnp.asarray(labels)}

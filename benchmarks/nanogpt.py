@@ -5,9 +5,10 @@ python -m benchmarks.nanogpt --nanogpt nanoGPT                    # steps, in on
 python -m benchmarks.nanogpt --checkpoint nanoGPT/out/ckpt.pt     # its loss on the held-out text
 
 All take whole training steps (windows of a text, forward, cross-entropy, backward, clipping, AdamW) in float32, in
-nanoGPT's sizes for a CPU: 4 blocks of width 128, 4 heads, windows of 64 characters, batches of 12. nanoGPT prints
-estimates from random windows. Here every character of the held-out text counts once, with the earlier characters of
-its window as context. The same holds for this library's models.
+nanoGPT's sizes for a CPU: 4 blocks of width 128, 4 heads, windows of 64 characters, batches of 12. Our networks also
+have relative positions, as recipe `characters` says. nanoGPT prints estimates from random windows. Here every
+character of the held-out text counts once, with the earlier characters of its window as context. The same holds for
+this library's models.
 """
 
 import argparse
@@ -43,7 +44,7 @@ def our_steps(name: str, tokens: np.ndarray) -> common.Thunk:
   """Return a function that takes `STEPS` train steps of a model with recipe characters."""
   config = resolve(make_text_config(f'model={name}', {'name': 'random'}))
   if name == 'vit':
-    config.model.stage2.activation = 'gelu'
+    config.model.stage2.activation = 'gelu_erf'  # as in PyTorch
   task = make_task(config, Texts('random', CHARACTERS, {'train': tokens, 'test': tokens}))
   model, batch_size = task.make_model(config.model), config.train.batch_size
   optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, Clock(16_000, batch_size, 1.0)))
@@ -153,4 +154,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  main()
+  common.launch(main)

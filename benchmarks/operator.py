@@ -15,9 +15,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.common import Thunk, alternate, compiled, parser, ratios, report, spread
+from benchmarks.common import Thunk, alternate, compiled, launch, names, parser, positive, ratios, report, spread
 from hbf.models.build import DTYPES
+from hbf.ops.api import KERNELS, NORMALIZATIONS
 from hbf.ops.basis import RadialBasis
+from hbf.ops.fast.choice import IMPLEMENTATIONS
 from hbf.ops.hyperbf import hyperbf, hyperbf_plain
 from hbf.training.machine import keep_freed_memory
 
@@ -29,25 +31,26 @@ def main() -> None:
   """
   flags = parser(__doc__)
   flags.set_defaults(rounds=5)
-  flags.add_argument('--tokens', type=int, default=4096)
-  flags.add_argument('--centers', type=int, default=8192)
-  flags.add_argument('--width', type=int, default=192, help='width of the tokens')
-  flags.add_argument('--normalizations', default='layer,sum,none')
-  flags.add_argument('--kernel', default='gaussian')
+  flags.add_argument('--tokens', type=positive, default=4096)
+  flags.add_argument('--centers', type=positive, default=8192)
+  flags.add_argument('--width', type=positive, default=192, help='width of the tokens')
+  flags.add_argument('--normalizations', default='layer,sum,none', type=names('normalization', NORMALIZATIONS))
+  flags.add_argument('--kernel', default='gaussian', choices=KERNELS)
   flags.add_argument('--dtype', default='float32', choices=DTYPES)
   flags.add_argument(
     '--forms',
     default='xla,pallas' if jax.default_backend() == 'tpu' else 'xla',
+    type=names('implementation', IMPLEMENTATIONS),
     help='implementations; pallas is for TPUs, and a CPU interprets it, which is slow',
   )
   options = flags.parse_args()
   keep_freed_memory()
   arrays = make_arrays(options.tokens, options.centers, options.width, DTYPES[options.dtype])
   rows = []
-  for normalization in options.normalizations.split(','):
+  for normalization in options.normalizations:
     unit = {'kernel': options.kernel, 'metric': 'diagonal', 'normalization': normalization}
     functions: dict[str, Callable] = {'plain': hyperbf_plain}
-    functions |= {form: functools.partial(hyperbf, implementation=form) for form in options.forms.split(',')}
+    functions |= {form: functools.partial(hyperbf, implementation=form) for form in options.forms}
     forms = {form: functools.partial(by_name, function, **unit) for form, function in functions.items()}
     rows += measure(normalization, forms, arrays, options.rounds)
   sizes = f'{options.tokens} tokens, {options.centers} centers, width {options.width}, {options.dtype}'
@@ -115,4 +118,4 @@ def with_gradient(function: Callable) -> Callable:
 
 
 if __name__ == '__main__':
-  main()
+  launch(main)

@@ -22,7 +22,7 @@ from typing import Any
 import jax
 
 from benchmarks.bound import rates, references
-from benchmarks.common import alternate, parser, report
+from benchmarks.common import alternate, launch, parser, report
 from benchmarks.models import Trainer, compile_trainer, make_training, random_batch
 from hbf.config.datasets import get_config
 from hbf.config.resolve import resolve
@@ -149,9 +149,10 @@ def main() -> None:
   config.model.width = options.width or config.model.width
   config = resolve(config)
   batch = options.batch or config.train.batch_size
-  trainer = compile_trainer(config, options.image_size, batch)
-  _, init, step = make_training(config, options.image_size)
-  examples = random_batch(batch, options.image_size)
+  shape = (options.image_size, options.image_size, 3)
+  trainer = compile_trainer(config, shape, batch)
+  _, init, step = make_training(config, shape)
+  examples = random_batch(batch, shape)
   counts = products(step, jax.eval_shape(lambda: init(None, examples)), None, examples)
   known = references()
   seconds = alternate({'step': trainer, **{name: call for name, (call, _) in known.items()}}, options.rounds)
@@ -159,10 +160,10 @@ def main() -> None:
   found = rows(operation_times(trainer), instruction_traffic(trainer.step.as_text()), counts, rate, bandwidth)
   speed = f'{rate / 1e9:,.0f} GFLOP/s, {bandwidth / 1e9:,.1f} GB/s'
   step_ms = 1e3 * statistics.median(seconds['step'])
-  sizes = f'width {config.model.width}, {batch} images'
+  sizes = f'width {config.model.width}, {batch} images of {options.image_size}×{options.image_size} pixels'
   title = f'Train step of {options.config}, {sizes}, {step_ms:,.0f} ms; the device reaches {speed}'
   report('parts', title, found, options.out)
 
 
 if __name__ == '__main__':
-  main()
+  launch(main)

@@ -6,8 +6,9 @@ python -m benchmarks.peers --width 64 192 --patch 2    # 256 tokens instead of 6
 All models take whole training steps (forward, cross-entropy, backward, AdamW) in float32 on the same images, in one
 process and in turn. The rivals are plain ViTs of the same sizes (timm, vit-pytorch, and one of Flax's own layers) and
 the authors' network. PyTorch runs eagerly, as its users do by default, with its own number of threads. Two models of
-this library have exactly the form of a rival: `ours, ViT`, and `ours, authors' form`. PyTorch multiplies float32 at
-full precision. On a GPU, JAX does so only for distances.
+this library have the form of a rival: `ours, timm's form`, and `ours, authors' form`. In this form they have a class
+token if and only if the rival has one. The other two of this library have none. PyTorch multiplies float32 at full
+precision. On a GPU, JAX does so only for distances.
 """
 
 import functools
@@ -25,9 +26,7 @@ import numpy as np
 import optax
 
 from benchmarks import common
-from benchmarks.models import CLASSES, compile_trainer, random_batch
-from hbf.config.recipes import make_config
-from hbf.config.resolve import resolve
+from benchmarks.models import CIFAR, CLASSES, make_trainer, random_batch
 from hbf.training.machine import keep_freed_memory
 
 try:
@@ -40,11 +39,15 @@ try:
 except ImportError:
   sys.exit('error: this benchmark needs other libraries: pip install torch timm vit-pytorch')
 
-IMAGE = 32
+IMAGE = CIFAR[0]
 RATE, DECAY = 1e-4, 0.01  # of recipe memo
-# Options of the authors' form, which also has a bias in the output of stage 2.
-AUTHORS_STAGE1 = {'metric': 'bilinear', 'sigma_per': 'layer'}
-AUTHORS_STAGE2 = {'metric': 'bilinear', 'sigma_per': 'center', 'normalization': 'none'}
+# Options of our models in the form of others. The authors' network has a class token, and also a bias in the output
+# of stage 2. The other networks have the mean of the tokens for the head.
+AUTHORS_FORM = {
+  'stage1': {'metric': 'bilinear', 'sigma_per': 'layer'},
+  'stage2': {'metric': 'bilinear', 'sigma_per': 'center', 'normalization': 'none'},
+}
+TIMM_FORM = {'pool': 'mean', 'stage1': {'qkv_bias': True}, 'stage2': {'activation': 'gelu_erf'}}
 
 
 class Size(NamedTuple):
@@ -97,41 +100,39 @@ class FlaxViT(flax.linen.Module):
 
 def normalized(batch: int) -> tuple[np.ndarray, np.ndarray]:
   """Return random images, normalized, and their labels."""
-  examples = jax.tree.map(np.array, random_batch(batch, IMAGE))
+  examples = jax.tree.map(np.array, random_batch(batch, CIFAR))
   return (examples['image'].astype(np.float32) / 255 - np.float32(0.5)) / np.float32(0.25), examples['label']
 
 
-def our_step(model: str, size: Size, **stages: dict[str, Any]) -> common.Thunk:
-  """Return a function that takes a training step of our model, with these options of its stages.
+def our_step(model: str, size: Size, **keys: Any) -> common.Thunk:
+  """Return a function that takes a training step of our model, with these keys of the config's model part.
 
   The step normalizes the images but does not augment them.
   """
-  config = resolve(make_config(f'model={model},recipe=memo', {'name': 'cifar10', 'transforms': ()}))
-  config.model.update(width=size.width, depth=size.depth, heads=size.heads, patch=size.patch)
-  config.model.stage2['centers' if 'centers' in config.model.stage2 else 'hidden'] = size.hidden
-  config.model.update(stages)
-  return compile_trainer(config, IMAGE, size.batch)
+  width, depth, heads, hidden, batch, patch = size
+  return make_trainer(model, width, depth, heads, hidden, batch, data={'transforms': ()}, patch=patch, **keys)
 
 
 def flax_step(size: Size) -> common.Thunk:
   """Return a function that takes a compiled training step of `FlaxViT`."""
-  images, labels = map(jnp.asarray, normalized(size.batch))
+  examples = tuple(map(jnp.asarray, normalized(size.batch)))
   model, optimizer = FlaxViT(size), optax.adamw(RATE, weight_decay=DECAY)
-  params = model.init(jax.random.key(0), images)
+  params = model.init(jax.random.key(0), examples[0])
 
-  def loss(params: Any) -> jax.Array:
+  def loss(params: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(model.apply(params, images), labels).mean()
 
   @functools.partial(jax.jit, donate_argnums=0)
-  def step(state: Any) -> Any:
+  def step(state: Any, images: jax.Array, labels: jax.Array) -> Any:
     params, opt_state = state
-    updates, opt_state = optimizer.update(jax.grad(loss)(params), opt_state, params)
+    updates, opt_state = optimizer.update(jax.grad(loss)(params, images, labels), opt_state, params)
     return optax.apply_updates(params, updates), opt_state
 
   states = [(params, optimizer.init(params))]
 
   def take() -> Any:
-    states.append(step(states.pop()))
+    # The images are arguments, as they are for our models. Otherwise they would be constants of the program.
+    states.append(step(states.pop(), *examples))
     return states[-1]
 
   return take
@@ -197,10 +198,10 @@ STEPS: dict[str, Callable[[Size], common.Thunk]] = {
   'vit-pytorch, ViT': lambda size: torch_step(lucidrains_vit(size), size),
   'authors (PyTorch)': lambda size: torch_step(authors(size), size),
   "Flax's layers, ViT": flax_step,
-  'ours, ViT': lambda size: our_step('vit', size),
-  'ours, positional': lambda size: our_step('positional', size),
-  "ours, authors' form": lambda size: our_step('hyperbf', size, stage1=AUTHORS_STAGE1, stage2=AUTHORS_STAGE2),
-  OURS: lambda size: our_step('hyperbf', size),
+  "ours, authors' form": lambda size: our_step('hyperbf', size, **AUTHORS_FORM),
+  "ours, timm's form": lambda size: our_step('vit', size, **TIMM_FORM),
+  'ours, positional': lambda size: our_step('positional', size, pool='mean'),
+  OURS: lambda size: our_step('hyperbf', size, pool='mean'),
 }
 
 
@@ -235,4 +236,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  main()
+  common.launch(main)

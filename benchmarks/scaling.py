@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from benchmarks.common import launch
 from benchmarks.hardware import compile_known, platform_parser
 from hbf.hardware.report import collectives
 from hbf.markdown import table
@@ -89,7 +90,7 @@ def rows(folder: pathlib.Path, size: str) -> str:
   """Return the table of a folder's records for models of a size."""
   header = (
     ('topology', 'model', 'batch', 'data × fsdp × tensor', 'parameters and optimizer, GB', 'peak, GB')
-    + ('all-reduce, GB', 'all-gather, GB', 'compute, ms', 'memory, ms', 'network, ms', 'images/s')
+    + ('all-reduce, GB', 'all-gather and permute, GB', 'compute, ms', 'memory, ms', 'network, ms', 'images/s')
   )  # fmt: skip
   found = [case for platform in MESHES for case in cases(platform) if case.size == size]
   lines = [
@@ -132,4 +133,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  main()
+  launch(main)

@@ -10,6 +10,7 @@ row takes few images at a time, so that it has to refuse many. Generator and ser
 """
 
 import contextlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -25,9 +26,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.common import parser, report
+from benchmarks.common import launch, numbers, parser, positive, report
 from benchmarks.photographs import photograph
 from hbf.data.images.codec import encode_png
+from hbf.errors import UserError
 from hbf.training import pretrained
 
 MODEL = 'laptop-cifar10-hyperbf'
@@ -48,10 +50,12 @@ def main() -> None:
   """Print a row for each number of clients, and a row of overload."""
   flags = parser(__doc__)
   flags.add_argument('--workdir', default='', help=f'run folder; default: the pretrained model {MODEL}')
-  flags.add_argument('--clients', default='1,8,64', help='numbers of clients')
-  flags.add_argument('--seconds', type=int, default=60, help='time of each row')
+  flags.add_argument('--clients', default='1,8,64', type=numbers, help='numbers of clients')
+  flags.add_argument('--seconds', type=positive, default=60, help='time of each row')
   options = flags.parse_args()
-  clients = [int(number) for number in options.clients.split(',')]
+  if importlib.util.find_spec('locust') is None:
+    raise UserError('this benchmark needs Locust: pip install -r requirements-serve.txt')
+  clients = options.clients
   workdir = options.workdir or str(pretrained.unpack(MODEL))
   with tempfile.TemporaryDirectory() as made:
     folder = pathlib.Path(made)
@@ -101,30 +105,35 @@ def measure(served: Served, folder: pathlib.Path, clients: int, seconds: int, ab
     watch.join()
   after = counts(served)
   kept = memory[round(WARM / EVERY) :] or memory
-  answered, refused = stats.get('answered', {}), stats.get('refused', {})
-  received = sum(stat['num_requests'] for stat in stats.values())
+  answered, refused, failed = (stats.get(name, {}) for name in ('answered', 'refused', 'failed'))
   return {
     'clients': f'{clients}{about}',
     'answers/s': answered.get('num_requests', 0) / seconds,
     'p50, ms': percentile(answered, 0.5),
     'p99, ms': percentile(answered, 0.99),
     'answered': answered.get('num_requests', 0),
-    'wrong': sum(stat['num_failures'] for stat in stats.values()),
+    'wrong': answered.get('num_failures', 0),
+    'failed': failed.get('num_requests', 0),
     'refused (503)': refused.get('num_requests', 0),
     'p99 of refusals, ms': percentile(refused, 0.99),
-    'lost': sum(after.values()) - sum(before.values()) - received,
+    'lost': after.get('200', 0) - before.get('200', 0) - answered.get('num_requests', 0),
     'memory, MB': f'{min(kept):.0f}–{max(kept):.0f}',
     'memory, last/first': kept[-1] / kept[0],
   }
 
 
 def load(served: Served, folder: pathlib.Path, clients: int, seconds: int) -> dict[str, dict[str, Any]]:
-  """Let clients send requests for `seconds`. Return Locust's statistics of the requests 'answered' and 'refused'."""
+  """Let clients send requests for `seconds`. Return Locust's statistics by outcome: 'answered', 'refused', 'failed'.
+
+  An answer is wrong if it is 'answered' and a failure. A request has 'failed' if it has another answer or none.
+  """
   users = pathlib.Path(__file__).with_name('serve_users.py')
   command = [sys.executable, '-m', 'locust', '-f', str(users), '--headless', '--json', '--loglevel=ERROR']
   command += [f'--users={clients}', f'--spawn-rate={clients}', f'--run-time={seconds}', '--stop-timeout=30']
   environment = os.environ | {'HBF_IMAGES': str(folder)}
   done = subprocess.run([*command, f'--host={served.address}'], stdout=subprocess.PIPE, text=True, env=environment)
+  if not done.stdout.strip():
+    raise RuntimeError(f'Locust ended with status {done.returncode} and no statistics')
   return {stat['name']: stat for stat in json.loads(done.stdout)}
 
 
@@ -154,4 +163,4 @@ def percentile(stat: Mapping[str, Any], share: float) -> float | str:
 
 
 if __name__ == '__main__':
-  main()
+  launch(main)

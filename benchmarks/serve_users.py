@@ -32,6 +32,7 @@ class Client(FastHttpUser):
         answer.request_meta['name'] = 'refused'
         answer.success()
       elif answer.status_code != 200:
+        answer.request_meta['name'] = 'failed'
         answer.failure(f'status {answer.status_code}: {answer.error}')
       elif not same(answer.json()['classes'], classes):
         answer.failure(f'wrong answer {answer.text}: expected {classes}')

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.common import THREADS, alternate, matmul, parser, ratios, report, spread
+from benchmarks.common import THREADS, alternate, launch, matmul, parser, ratios, report, spread
 from benchmarks.models import Trainer, make_trainer
 from hbf.models.build import DTYPES
 from hbf.training.machine import keep_freed_memory
@@ -53,7 +53,10 @@ def main() -> None:
 def compile_all(
   models: Sequence[str], width: int, batch: int, dtype: str, recipe: str = 'memo', patch: int = 4
 ) -> dict[str, futures.Future[Trainer]]:
-  """Return `make` of each model. The programs compile at the same time, because a GPU's compiler takes minutes."""
+  """Return a future of each model's trainer.
+
+  The programs compile at the same time, because a GPU's compiler takes minutes.
+  """
   with futures.ThreadPoolExecutor(THREADS) as pool:
     return {model: pool.submit(make, model, width, batch, dtype, recipe, patch) for model in models}
 
@@ -96,4 +99,4 @@ def measure(trainers: Mapping[str, Trainer], width: int, batch: int, dtype: str,
 
 
 if __name__ == '__main__':
-  main()
+  launch(main)

@@ -137,6 +137,7 @@ BENCHMARKS = {
   'bound': (),
   'coverage': (),
   'augmentation': (),
+  'input': (),
   'chaos': (),
   'nanogpt-loss': (),
   'nanogpt': (),
@@ -237,7 +238,7 @@ def tuned(name: str) -> str:
   """Return the held-out scores of a search by `hbf compare --tune`: a row for each draw, and a column for each arm.
 
   A draw gives all arms the same values of the options that all have. The options that only some arms have are columns
-  of these arms. Trials that were not run are left out.
+  of these arms. A trial without a result, because it diverged, was pruned or has not run, is a dash.
   """
   draws: dict[int, dict[str, tune.Trial]] = {}
   for trial in tune.load_trials(ROOT / name / tune.TUNING):
@@ -251,7 +252,7 @@ def tuned(name: str) -> str:
     return key.rpartition('.')[2].replace('_', ' ')
 
   def cells(label: str, trial: tune.Trial | None) -> list[str]:
-    if trial is None:  # it diverged
+    if trial is None:
       return ['–'] * (len(own[label]) + 1)
     return [*(trial.options[key] for key in own[label]), f'{trial.held_out:{trial.ranks.form}}']
 

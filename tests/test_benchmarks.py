@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import hbf.ops.fast.choice
-from benchmarks import accelerator, correctness, nanogpt, parts, step
+from benchmarks import accelerator, common, correctness, growth, hardware, linear, models, nanogpt, parts, step
 from benchmarks import input as input_benchmark
 from benchmarks.accelerator import Part
 from hbf.config import recipes as configs
+from hbf.config.resolve import resolve
 from hbf.errors import UserError
 from hbf.ops.fast.blocked import Summation
 from hbf.ops.fast.sums import kernel_sums
@@ -205,6 +206,60 @@ def test_the_parts_of_a_text_model_are_refused_before_anything_compiles(monkeypa
   with pytest.raises(SystemExit):
     parts.main()
   assert '--config shakespeare is for next_token, and this benchmark is for classification' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  ('benchmark', 'flag', 'said'),
+  [
+    (growth, '--parts=stage1,stage3', "unknown part 'stage3'"),
+    (growth, '--models=hyperbf,vits', "unknown model 'vits': did you mean 'vit'"),
+    (growth, '--lengths=64,1000', '--tokens 4096 is not a multiple of --lengths 1000'),
+    (growth, '--rounds=0', '0 is below 1'),
+    (linear, '--lengths=64,256,64', '64,256,64: expected three different sizes or more'),
+    (input_benchmark, '--data=cifar10,mnist', "unknown data 'mnist': known: cifar10, cifar100, digits, imagenet"),
+  ],
+)
+def test_a_wrong_option_is_one_line_before_anything_is_measured(benchmark, flag, said, monkeypatch, capsys):
+  monkeypatch.setattr('sys.argv', ['benchmark', flag])
+  monkeypatch.setattr(benchmark, 'measure', None)
+  monkeypatch.setattr(benchmark, 'keep_freed_memory', None)
+  with pytest.raises(SystemExit) as ended:
+    common.launch(benchmark.main)
+  assert ended.value.code == 2
+  assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_record_has_a_command_that_a_shell_takes(monkeypatch):
+  flags = ['--layouts', 'one process', '--out', '/here/a.json', '--dir=/data/b', "--mix=(('a', 1),)", '--out=c.json']
+  monkeypatch.setattr('sys.argv', ['/here/benchmarks/chaos.py', *flags])
+  words = shlex.split(common.measured_on()['command'])
+  assert words == ['python', '-m', 'benchmarks.chaos', '--layouts', 'one process', '--dir=b', "--mix=(('a', 1),)"]
+
+
+@pytest.mark.parametrize(('name', 'units'), [('gmlp', {64}), ('unified', {64}), ('mixer', {8, 64}), ('vit', {64})])
+def test_the_sizes_of_a_benchmark_hold_for_all_stages(name, units, monkeypatch):
+  monkeypatch.setattr(models, 'compile_trainer', lambda config, *_: config)
+  model = models.make_trainer(name, 16, 1, 2, 64, 8).model
+  sizes = [
+    stage[key] for stage in (model.stage1, model.stage2) if stage for key in ('hidden', 'memory') if key in stage
+  ]
+  assert {*sizes} - {0} == units
+
+
+def test_a_benchmark_takes_the_step_that_training_compiles():
+  config = resolve(configs.make_config('model=identity,recipe=small', {'name': 'digits'})).unlock()
+  config.train.average = 0.9
+  _, init, step = models.make_training(config, (8, 8, 1))
+  batch = models.random_batch(4, (8, 8, 1))
+  state = jax.eval_shape(lambda: step(init(None, batch), None, batch))
+  assert jax.tree.map(jnp.shape, state.average) == jax.tree.map(jnp.shape, state.params)
+
+
+def test_a_program_that_is_too_large_has_a_row(monkeypatch):
+  about = {'topology': 'v5e-1', 'model': 'hyperbf', 'form': 'xla', 'recipe': 'memo', 'dtype': 'bfloat16'}
+  program = {'flops': 2e9, 'peak_bytes': 5e10, 'fits': False}
+  line = hardware._line({**about, 'programs': [program, program]})
+  assert '50,000: too much' in line and len(line) == 14
 
 
 @pytest.mark.parametrize(('platform', 'kernels'), [('gpu', 0), ('tpu', 1)])

@@ -1,8 +1,9 @@
 """The train step and the evaluation step of a config, traced for devices that this machine need not have."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -26,19 +27,24 @@ from hbf.training.sharding import (
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """A traced program.
+  """A program that can be traced and compiled.
 
   Attributes:
     name: the step that the program computes: 'train step' or 'evaluation step'.
     units: number of images or tokens in a call, over all devices.
-    traced: the result of JAX's tracing. `traced.lower().compile()` compiles the program for the devices.
+    trace: function that traces the program.
     held_bytes: bytes of arrays that the program does not use, but that lie in a device's memory while it runs.
   """
 
   name: str
   units: int
-  traced: Any
+  trace: Callable[[], Any]
   held_bytes: int
+
+  @functools.cached_property
+  def traced(self) -> Any:
+    """Return the result of JAX's tracing. `traced.lower().compile()` compiles the program for the devices."""
+    return self.trace()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +77,15 @@ def plan_of(config: ConfigDict) -> Plan:
 
 
 def trace_programs(config: ConfigDict, devices: Sequence[Any]) -> Programs:
-  """Trace the train step and the evaluation step of a config.
+  """Trace the train step and the evaluation step of a config. The arguments are those of `prepare_programs`."""
+  programs = prepare_programs(config, devices)
+  for program in programs.each:
+    program.traced  # noqa: B018  # it is kept
+  return programs
+
+
+def prepare_programs(config: ConfigDict, devices: Sequence[Any]) -> Programs:
+  """Return the train step and the evaluation step of a config, which are not traced yet.
 
   No example is read, so a published data set need not be on disk. Some constants of the programs would be measured on
   the examples, such as the mean of each channel. Here they have placeholder values.
@@ -99,9 +113,14 @@ def trace_programs(config: ConfigDict, devices: Sequence[Any]) -> Programs:
   state = with_sharding(jax.eval_shape(make_init(plan, objective), resident, stack, {}), mesh)
   beside = plan.teacher.abstract(resident, mesh) if plan.teacher else resident
   teacher = _bytes(beside) - _bytes(resident)
-  evaluate = evaluator.trace(state.params, *task.abstract_inputs(splits['test'], sharding, evaluator.batch_size))
-  with jax.set_mesh(mesh):  # type: ignore[arg-type]  # a concrete mesh
-    train = jit_steps(plan, objective, mesh, state).trace(state, beside, stack, np.int32(1))
+
+  def train() -> Any:
+    with jax.set_mesh(mesh):  # type: ignore[arg-type]  # a concrete mesh
+      return jit_steps(plan, objective, mesh, state).trace(state, beside, stack, np.int32(1))
+
+  def evaluate() -> Any:
+    return evaluator.trace(state.params, *task.abstract_inputs(splits['test'], sharding, evaluator.batch_size))
+
   examples, optimizer = _bytes(residents), _bytes((state.opt_state, state.average))
   each = (
     Program('train step', config.train.batch_size * task.units, train, examples - _bytes(resident)),

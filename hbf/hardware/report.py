@@ -4,7 +4,7 @@ import hashlib
 import pathlib
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -36,7 +36,7 @@ def describe_programs(
   config: ConfigDict,
   topology: Topology,
   text: pathlib.Path | None = None,
-  known: dict[str, Any] | None = None,
+  known: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
   """Compile the programs of a config for a topology and describe them.
 
@@ -44,8 +44,8 @@ def describe_programs(
     config: the config of a run.
     topology: the topology to compile for.
     text: folder to write the text of the compiled programs to. None writes no text.
-    known: an earlier result of this function. Programs that have not changed since are not compiled again, if
-      the versions of the packages are the same and `text` is None.
+    known: earlier results of this function. A program that one of them has is not compiled again, if the versions of
+      the packages are the same and `text` is None.
 
   Returns:
     The report, ready for JSON. `docs/how-to/plan-hardware.md` explains it.
@@ -79,12 +79,12 @@ def describe_programs(
     'unit': programs.plan.task.unit,
     'versions': versions() | topology.compiler_versions(),
   }
-  before: dict[str, Any] = {}
-  if known and known['versions'] == about['versions']:
-    before = {row['program_hash']: row for row in known['programs']}
-  rows = [_describe(program, programs, topology, text, before) for program in programs.each]
-  compiled_at = known['commit'] if known and all(row['program_hash'] in before for row in rows) else commit()
-  return about | {'commit': compiled_at, 'programs': rows}
+  valid = [record for record in known if record['versions'] == about['versions']]
+  before = {row['program_hash']: (row, record['commit']) for record in valid for row in record['programs']}
+  found = {program_hash: row for program_hash, (row, _) in before.items()}
+  rows = [_describe(program, programs, topology, text, found) for program in programs.each]
+  commits = {before[row['program_hash']][1] if row['program_hash'] in before else commit() for row in rows}
+  return about | {'commit': commits.pop() if len(commits) == 1 else commit(), 'programs': rows}
 
 
 def hash_program(text: str, jaxpr: Any) -> str:

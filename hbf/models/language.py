@@ -80,8 +80,8 @@ class LanguageModel(CheckedModule):
         and there is no cache.
 
     Raises:
-      UserError: the texts are not [B, N], are empty or are longer than `length`, the mask has another shape, or an option's
-        value is unknown.
+      UserError: the texts are not [B, N], are empty or are longer than `length`, the mask has another shape, or an
+        option's value is unknown.
     """
     if tokens.ndim != 2:
       raise UserError(f'tokens have shape {list(tokens.shape)}: expected [B, N], such as tokens[None] for one text')

@@ -13,7 +13,7 @@ from hbf.training.average import averaging, with_average
 from hbf.training.experiment import Plan
 from hbf.training.sharding import state_sharding
 from hbf.training.skipping import skipping, with_skips
-from hbf.training.state import Objective, TrainState, init_state, make_train_step, repeat_step
+from hbf.training.state import Objective, Step, TrainState, init_state, make_train_step, repeat_step
 
 _LEVEL = 'xla_backend_optimization_level'
 Init = Callable[[Resident, Batch, Mapping[str, Any]], TrainState]
@@ -49,8 +49,13 @@ def jit_steps(plan: Plan, objective: Objective, mesh: Mesh, state: TrainState) -
     mesh: the devices.
     state: the state of training, as arrays or shapes.
   """
-  step = skipping(averaging(make_train_step(plan.model, plan.optimizer, objective), plan.config), plan.config)
+  step = with_options(make_train_step(plan.model, plan.optimizer, objective), plan.config)
   return jax.jit(repeat_step(step), donate_argnums=0, out_shardings=state_sharding(mesh, (state, state.step)))
+
+
+def with_options(step: Step, config: ConfigDict) -> Step:
+  """Return a step that also keeps the average of the parameters and skips bad batches, if the config says so."""
+  return skipping(averaging(step, config), config)
 
 
 def compile_quickly(lowered: jax.stages.Lowered) -> jax.stages.Compiled:

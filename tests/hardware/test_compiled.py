@@ -124,13 +124,13 @@ def test_what_is_still_the_same_is_not_compiled_again(config, made, monkeypatch)
     raise AssertionError(f'the {name} was compiled')
 
   monkeypatch.setattr(report, '_compile', compiled)
-  assert describe_programs(config, TOPOLOGY, known=made)['programs'] == made['programs']
+  assert describe_programs(config, TOPOLOGY, known=[made])['programs'] == made['programs']
   other = config.copy_and_resolve_references()
   other.model.stage2.centers = 120
   with pytest.raises(AssertionError, match='the train step was compiled'):
-    describe_programs(other, TOPOLOGY, known=made)
+    describe_programs(other, TOPOLOGY, known=[made])
   with pytest.raises(AssertionError, match='was compiled'):
-    describe_programs(config, TOPOLOGY, known=made | {'versions': made['versions'] | {'jax': '0.1'}})
+    describe_programs(config, TOPOLOGY, known=[made | {'versions': made['versions'] | {'jax': '0.1'}}])
 
 
 def test_a_program_does_not_know_in_which_folder_it_was_made(made):
