@@ -24,6 +24,7 @@ if TYPE_CHECKING:
   from hbf.errors import UserError as UserError
   from hbf.models.build import count_parameters as count_parameters
   from hbf.models.classifier import ImageClassifier as ImageClassifier
+  from hbf.models.embedding import PatchEmbedding as PatchEmbedding
   from hbf.models.language import LanguageModel as LanguageModel
   from hbf.nn.baselines.mlp import MLP as MLP
   from hbf.nn.baselines.softmax import SoftmaxAttention as SoftmaxAttention
@@ -60,6 +61,7 @@ _PUBLIC = {
   'Trunk': ('hbf.nn.trunk', 'Trunk'),
   # Whole models.
   'ImageClassifier': ('hbf.models.classifier', 'ImageClassifier'),
+  'PatchEmbedding': ('hbf.models.embedding', 'PatchEmbedding'),
   'LanguageModel': ('hbf.models.language', 'LanguageModel'),
   'count_parameters': ('hbf.models.build', 'count_parameters'),
   # Data sets of your own.

@@ -47,6 +47,10 @@ class Values:
     typed = isinstance(value, self.kind) and isinstance(value, bool) == (self.kind is bool)
     return typed and self.holds(value)
 
+  def __repr__(self) -> str:
+    """Return the values in words, which `help` shows beside an option of a module."""
+    return self.expected
+
   def check(self, option: str, value: Any, remedy: str = '') -> None:
     """Check a value of an option.
 

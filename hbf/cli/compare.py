@@ -2,7 +2,7 @@ r"""Compare models with equal numbers of parameters: train each with every seed,
 
 hbf compare --preset=small --workdir=runs/small            # other presets: memo (the memo's Table 2), rivals, rates
 hbf compare --config=cifar10:recipe=small --config.train.epochs=5.0 --seeds=0,1,2 \
-  --arm=vit --arm=hyperbf --arm='wide: hyperbf model.stage2.sigma_scale=2.0' --workdir=runs/widths
+  --arm=vit --arm=hyperbf --arm='large-sigma: hyperbf model.stage2.sigma_scale=2.0' --workdir=runs/sigmas
 hbf compare --workdir=runs/small --report                  # the table again, from the logs
 hbf compare --preset=laptop-tune --tune=12 --workdir=runs/tune   # twelve trials of each arm
 hbf compare --preset=laptop-tune --tune=12 --sampler=tpe --prune --workdir=runs/tpe   # with Optuna

@@ -3,7 +3,8 @@
 hbf compile --config=cifar10:model=hyperbf,recipe=memo --topology=v5e-16
 hbf compile --config=cifar10:recipe=memo --config.model.dtype=bfloat16 --topology=h200-1 --json
 
-Nothing runs, and no data are needed. TPUs: v4-8, v5e-1, v5p-256, v6e-16, …, with "jax[tpu]" installed;
+Nothing runs. CIFAR, Tiny ImageNet and ImageNet need not be on disk, but your own images and all texts must be.
+TPUs: v4-8, v5e-1, v5p-256, v6e-16, …, with "jax[tpu]" installed;
 NVIDIA GPUs: a100-8, h100-8, h200-1, b200-64, …, with "jax[cuda12]" (each in an environment of its own).
 """
 

@@ -13,8 +13,8 @@ from hbf.nn.registry import STAGE1, STAGE2
 
 _INTRODUCTION = """# Config keys
 
-Every key of a config, with its default, its allowed values and its meaning. Set a key by `--config.KEY=VALUE`, or in
-Python by `config.KEY = VALUE`. A value outside its range is refused before anything is written.
+Every key of a config, with its default, its allowed values and its meaning. Set a key with `--config.KEY=VALUE`, or
+in Python with `config.KEY = VALUE`. A value outside its range is refused before anything is written.
 
 The recipe sets some of the keys whose default is empty. The others follow from other keys after all overrides. A
 recipe or data set may replace other defaults too ([options.md](options.md)).
