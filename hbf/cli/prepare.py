@@ -1,10 +1,9 @@
 """Prepare a data set: `hbf prepare NAME [--archive=FILE] [--dir=DIR]`."""
 
-import os
 import sys
 from collections.abc import Sequence
 
-from hbf.arguments import Parser
+from hbf.arguments import Parser, home_path
 from hbf.errors import in_one_line
 
 
@@ -19,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
   from hbf.data.images import prepared
   from hbf.data.images.prepare import prepare
 
-  directory, archive = os.path.expanduser(flags.dir), str(flags.archive) if flags.archive else None
+  directory, archive = home_path(flags.dir), str(flags.archive) if flags.archive else None
   done = prepared.find(flags.name, directory)
   folder = done or prepare(flags.name, directory, archive)
   counts = prepared.count(prepared.open_builder(folder))

@@ -60,11 +60,11 @@ class _Parser(flags.ArgumentParser):
     """Return the config of DATA. It is locked, so no key can be added."""
     data, colon, arguments = argument.partition(':')
     path, name = pathlib.Path(home_path(data)), re.fullmatch(r'(?:\./)?configs/(\w+)\.py|(\w+)', data)
-    if path.is_file():
+    from hbf.config import datasets
+
+    if path.is_file() and data not in datasets.DATASETS:
       config = _of_file(path, [arguments] if colon else [])
     else:
-      from hbf.config import datasets
-
       if name is None or (name[1] and name[1] not in datasets.DATASETS):
         raise UserError(f'{data or argument} is not there: give a data set such as cifar10, or a config file')
       config = datasets.get_config(f'{name[1] or name[2]}:{arguments}')

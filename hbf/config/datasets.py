@@ -9,10 +9,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from hbf.config.defaults import SECTIONS
 from hbf.config.recipes import make_config, make_text_config
 from hbf.data import registry
 from hbf.data.registry import Opener, Registered
-from hbf.errors import UserError, choose
+from hbf.errors import UserError, choose, first_line
 
 
 def digits(arguments: str = '') -> ConfigDict:
@@ -128,12 +129,19 @@ def register_dataset(name: str, open: Opener, *, text: bool = False, **defaults:
     **defaults: default values of config keys for this data set, by section, such as model={'patch': 8}.
 
   Raises:
-    ValueError: the name is not a word, or is the name of a data set of this package. Or `open` is not a function.
+    ValueError: the name is not a word, or is the name of a data set of this package. Or `open` is not a function, or
+      a default is not a dict of values for a section of the config.
   """
   if not isinstance(name, str) or not re.fullmatch(r'[a-zA-Z]\w*', name) or name in DATASETS:
     raise UserError(f'name is {name!r}: expected a word that is no data set of the package ({", ".join(DATASETS)})')
   if not callable(open):
     raise UserError(f'open is {open!r}: expected a function that returns the data set')
+  for section, values in defaults.items():
+    if section not in SECTIONS or not isinstance(values, Mapping):
+      raise UserError(
+        f"{section} is {values!r}: expected values of keys by section, such as model={{'patch': 8}}; sections: "
+        f'{", ".join(SECTIONS)}'
+      )
   registry.REGISTERED[name] = Registered(open, text, defaults)
 
 
@@ -153,4 +161,9 @@ def get_config(config: str) -> ConfigDict:
     return choose('data set', name, DATASETS)(arguments)
   make = make_text_config if own.text else make_config
   sections = {section: dict(values) for section, values in own.defaults.items()}
-  return make(arguments, {'name': name, **sections.pop('data', {})}, **sections)
+  try:
+    return make(arguments, {'name': name, **sections.pop('data', {})}, **sections)
+  except UserError:
+    raise
+  except (TypeError, ValueError, KeyError, AttributeError) as error:
+    raise UserError(f'the defaults of {name} are wrong ({first_line(error)}): correct register_dataset') from error

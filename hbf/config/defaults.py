@@ -413,7 +413,7 @@ TEXTS = {
   'data.length': Key(256, whole(2), 'Number of tokens in a window. The model sees one window at a time.'),
   'evaluate.batch_size': Key(100, whole(1), 'Number of windows evaluated at once.'),
 }
-_SECTIONS = ('mesh', 'model', 'data', 'train', 'optimizer', 'evaluate', 'checkpoint', 'log')
+SECTIONS = ('mesh', 'model', 'data', 'train', 'optimizer', 'evaluate', 'checkpoint', 'log')
 
 
 def keys(task: str) -> dict[str, Key]:
@@ -444,7 +444,7 @@ def stage_keys(model: str) -> dict[str, Key]:
 
 def defaults(task: str) -> ConfigDict:
   """Return a config of a task in which every key has its default. The options of the stages are left out."""
-  config = ConfigDict({name: {} for name in _SECTIONS})
+  config = ConfigDict({name: {} for name in SECTIONS})
   for name, key in keys(task).items():
     section, _, last = name.rpartition('.')
     part = config[section] if section else config

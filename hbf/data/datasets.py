@@ -1,16 +1,15 @@
 """Data sets of images by name. The rest of the library opens images only through this module."""
 
 import dataclasses
-import os
 from typing import Any
 
-import numpy as np
-
+from hbf.arguments import home_path
 from hbf.data import registry
 from hbf.data.images import prepare, prepared
 from hbf.data.images.array_files import open_array_file
 from hbf.data.images.arrays import NAME, ArrayData, from_arrays
 from hbf.data.images.cached import through_cache
+from hbf.data.images.checked import checked
 from hbf.data.images.dataset import Dataset
 from hbf.data.images.folder import open_folder
 from hbf.data.images.parquet import open_parquet
@@ -60,7 +59,7 @@ def load(
   refuse_test_on_train(test_split)
   _refuse_shared_validation(validation_split, test_split)
   used = {'train': 'train', 'test': test_split} | ({'validation': validation_split} if validation_split else {})
-  request = DataRequest(name, os.path.expanduser(dir), root, image_size or None, download, used, columns, targets)
+  request = DataRequest(name, home_path(dir), root, image_size or None, download, used, columns, targets)
   opened = _as_dataset(registry.opener(name, _OPENERS, _open_prepared)(request), request)
   if targets == CLASSES and len(opened.classes) < 2:
     raise UserError(
@@ -131,26 +130,14 @@ def _as_dataset(opened: Any, request: DataRequest) -> Dataset:
       f'{request.name} has images of {width}×{height} pixels, and data.image_size is {request.image_size}; expected '
       'the same: set data.image_size to 0, or resize the images in the registered function'
     )
-  if request.name in registry.REGISTERED:
-    _check_example(request.name, dataset)
-  return dataclasses.replace(dataset, name=request.name)
+  # The other splits have examples that the config does not name, so a run must not use them.
+  used = {split: dataset.splits[split] for split in request.splits}
+  dataset = dataclasses.replace(dataset, name=request.name, splits=used)
+  return checked(dataset) if request.name in registry.REGISTERED else dataset
 
 
 def _listed(targets: str) -> str:
   return f' with files {CSV[targets]}' if targets in CSV else ''
-
-
-def _check_example(name: str, dataset: Dataset) -> None:
-  """Raise UserError if the first training image of a user's own source, or its target, has a wrong type or shape."""
-  image, label = dataset.splits['train'][0]
-  found = f'{getattr(image, "dtype", type(image).__name__)} {list(np.shape(image))}'
-  if found != f'uint8 {list(dataset.image_shape)}':
-    raise UserError(f'an image of {name} is {found}; expected uint8 {list(dataset.image_shape)}: change the source')
-  count = len(dataset.classes)
-  if dataset.targets == CLASSES and (np.shape(label) or label not in range(count)):
-    raise UserError(f'a label of {name} is {label!r}; expected a whole number up to {count - 1}: change the source')
-  if dataset.targets != CLASSES and np.shape(label) != (count,):
-    raise UserError(f'a label of {name} has shape {list(np.shape(label))}; expected [{count}]: change the source')
 
 
 def describe(name: str, dir: str, image_size: int | None) -> Dataset | None:
@@ -169,7 +156,7 @@ def describe(name: str, dir: str, image_size: int | None) -> Dataset | None:
   """
   entry = prepare.MANUAL.get(name) or prepare.PREPARATIONS.get(name)
   known = entry.images if entry else None
-  if known is None or prepared.find(name, os.path.expanduser(dir)):
+  if known is None or prepared.find(name, home_path(dir)):
     return None
   shape = _image_shape(name, known.image_shape, image_size)
   splits = {split: Blank(count, shape) for split, count in known.examples.items()}
@@ -208,8 +195,9 @@ def _refuse_arrays(request: DataRequest) -> Dataset:
   )
 
 
-# The functions that open data sets of a user's own data, by name of the data set. Others are those of TFDS.
+# The functions that open the data sets of this package, by name. Others are registered, or prepared by TFDS.
 _OPENERS: dict[str, Opener] = {
+  **dict.fromkeys((*prepare.PREPARATIONS, *prepare.MANUAL), _open_prepared),
   NAME: _refuse_arrays,
   'image_folder': open_folder,
   'parquet': open_parquet,

@@ -87,6 +87,9 @@ def find(name: str) -> Registered | None:
 
 
 def opener(name: str, built_in: Mapping[str, Opener], other: Opener) -> Opener:
-  """Return the function that opens the data set `name`: the registered one, else that of `built_in`, else `other`."""
-  own = find(name)
+  """Return the function that opens the data set `name`: the registered one, else that of `built_in`, else `other`.
+
+  A file NAME.py in the working folder is not imported for a name in `built_in`.
+  """
+  own = REGISTERED.get(name) if name in built_in else find(name)
   return own.open if own else built_in.get(name, other)

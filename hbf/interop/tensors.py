@@ -4,10 +4,12 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import IO
 
+import ml_dtypes
 import numpy as np
 import safetensors
 import safetensors.numpy
 
+from hbf.arguments import home_path
 from hbf.errors import UserError, choose
 from hbf.files import draft
 from hbf.interop import pth
@@ -24,12 +26,14 @@ def read(path: pathlib.Path) -> dict[str, np.ndarray]:
   Raises:
     UserError: the file does not exist, its ending is unknown, or it holds other things than tensors by name.
   """
+  path = pathlib.Path(home_path(path))
   reader = choose('ending of a file of tensors', path.suffix, READERS)
   if not path.is_file():
     raise UserError(f'{path} is not there: give a {", ".join(READERS)} file')
   try:
+    path.open('rb').close()  # a reader may say of a file that it may not open that it is damaged
     found = reader(path)
-  except UserError as error:
+  except (UserError, PermissionError) as error:
     raise UserError(f'{path} cannot be read: {error}') from error
   while found and (prefixes := [prefix for prefix in _PREFIXES if all(name.startswith(prefix) for name in found)]):
     found = {name.removeprefix(prefixes[0]): tensor for name, tensor in found.items()}
@@ -64,6 +68,11 @@ def load_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
     raise ValueError(str(error) or type(error).__name__) from error
   if wrong := [name for name, array in found.items() if not isinstance(array, np.ndarray)]:
     raise ValueError(f'its part {wrong[0]!r} is not an array')
+  # NumPy stores bfloat16 as two bytes without a type.
+  found = {name: z.view(ml_dtypes.bfloat16) if z.dtype.str == '|V2' else z for name, z in found.items()}
+  numeric = (np.number, np.bool_, ml_dtypes.bfloat16)
+  if wrong := [name for name, z in found.items() if not issubclass(z.dtype.type, numeric)]:
+    raise ValueError(f'its part {wrong[0]!r} has type {found[wrong[0]].dtype}; expected numbers')
   return found
 
 

@@ -175,8 +175,8 @@ def mask_and_causality(context: Context, count: int) -> tuple[Bool[Array, '...']
 
 
 def check_heads(width: int, heads: int) -> None:
-  """Raise OptionError unless `width` is divisible by `heads`."""
-  if width % heads:
+  """Raise OptionError unless `heads` is 1 or more, and `width` is divisible by it."""
+  if heads < 1 or width % heads:
     raise OptionError(
       f'a width of {width} is not divisible by {heads} heads: change one of them', width=width, heads=heads
     )

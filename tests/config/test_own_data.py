@@ -126,6 +126,116 @@ def test_what_a_function_returns_is_checked(opened, changes, message):
     open_it('own', **changes)
 
 
+def of_targets(targets, *labels):
+  """Return a data set with two classes, labels or values. Its test split has these targets."""
+  splits = {'train': [(IMAGES[0], labels[0])], 'test': [(IMAGES[0], label) for label in labels]}
+  return dataclasses.replace(GOOD, splits=splits, targets=targets)
+
+
+def of_images(*images):
+  """Return a data set whose test split has these images."""
+  splits = {'train': [(images[0], 0)], 'test': [(image, 0) for image in images]}
+  return dataclasses.replace(GOOD, splits=splits)
+
+
+@pytest.mark.parametrize(
+  ('opened', 'message'),
+  [
+    (of_targets('classes', 0, 3), r'a label of own is 3; expected a whole number up to 1: .* \(example 1 of test\)'),
+    (of_targets('classes', 0, -1), r'a label of own is -1; expected'),
+    (of_targets('classes', 0, 0.5), r'a label of own is 0\.5; expected'),
+    (of_targets('labels', [0, 1], [1, 5.0]), r'a label of own is \[1\.0, 5\.0\]; expected numbers that are 0 or 1'),
+    (of_targets('values', [0, 1], [1, np.nan]), r'a label of own is \[1\.0, nan\]; expected numbers that are finite'),
+    (
+      of_images(IMAGES[0], IMAGES[0] / 255),
+      r'an image of own is float64 \[8, 8, 3\]; expected uint8 .* \(example 1 of test\)',
+    ),
+    (
+      of_images(IMAGES[0], IMAGES[0, ..., :1]),
+      r'an image of own is uint8 \[8, 8, 1\]; expected uint8 \[8, 8, 3\]',
+    ),
+  ],
+)
+def test_every_example_of_ones_own_source_is_checked_when_it_is_read(opened, message):
+  hbf.register_dataset('own', lambda request: opened)
+  found = open_it('own', targets=opened.targets).splits['test']
+  assert len(found) == 2 and found[0][0].shape == (8, 8, 3)
+  for read in (lambda: found[1], lambda: list(found.read(np.arange(2)))):
+    with pytest.raises(UserError, match=message):
+      read()
+
+
+class Stripes(list):
+  """A source that returns all its labels without its images."""
+
+  def read_labels(self):
+    return np.array([label for _, label in self])
+
+
+def test_labels_that_a_source_returns_at_once_are_checked_when_it_is_opened():
+  wrong = Stripes([(IMAGES[0], 0), (IMAGES[0], 2)])
+  hbf.register_dataset('own', lambda request: dataclasses.replace(GOOD, splits=GOOD.splits | {'train': wrong}))
+  with pytest.raises(UserError, match=r'a label of own is .*2.*; expected .* \(example 1 of train\)'):
+    open_it('own')
+
+
+def test_a_split_that_the_config_does_not_name_is_not_used():
+  splits = GOOD.splits | {'validation': [(IMAGES[0], 0)]}
+  hbf.register_dataset('own', lambda request: dataclasses.replace(GOOD, splits=splits))
+  assert [*open_it('own').splits] == ['train', 'test']
+  assert [*open_it('own', validation_split='validation').splits] == ['train', 'test', 'validation']
+
+
+def test_a_cache_of_ones_own_images_is_read_without_the_source(tmp_path):
+  reads = []
+
+  class Counted(list):
+    """A source that counts the images that it reads."""
+
+    def __getitem__(self, index):
+      reads.append(index)
+      return super().__getitem__(index)
+
+  splits = {split: Counted((IMAGES[0], k % 2) for k in range(200)) for split in ('train', 'test')}
+  hbf.register_dataset('own', lambda request: dataclasses.replace(GOOD, splits=splits))
+  first = open_it('own', cache=str(tmp_path)).splits['test']
+  reads.clear()
+  again = open_it('own', cache=str(tmp_path)).splits['test']
+  assert len(reads) < 150  # those of the fingerprint
+  assert again[3][1] == 1
+  np.testing.assert_array_equal(again.read_labels(), first.read_labels())
+
+
+@pytest.mark.parametrize(
+  ('defaults', 'message'),
+  [
+    ({'seed': 1}, r"seed is 1: expected values of keys by section, such as model=\{'patch': 8\}; sections: "),
+    ({'task': 'multi_label'}, r"task is 'multi_label': expected values of keys by section"),
+    ({'trian': {'epochs': 1.0}}, r'trian is .*: expected values of keys by section.* train'),
+  ],
+)
+def test_defaults_of_no_section_are_refused_at_once(defaults, message):
+  with pytest.raises(UserError, match=message):
+    hbf.register_dataset('own', print, **defaults)
+
+
+def test_defaults_reach_the_config_or_are_refused():
+  hbf.register_dataset('own', print, model={'stage2': {'kernel': 'laplacian'}, 'patch': 2})
+  config = hbf.get_config('own')
+  assert (config.model.stage2.kernel, config.model.patch) == ('laplacian', 2)
+  assert hbf.get_config('own', model='vit').model.patch == 2  # an MLP has no kernel
+  hbf.register_dataset('own', print, train={'batch_size': '8'})
+  with pytest.raises(UserError, match=r'the defaults of own are wrong \(.*batch_size.*\): correct register_dataset'):
+    hbf.get_config('own')
+
+
+def test_a_file_in_the_folder_does_not_hide_a_data_set_of_the_package(tmp_path):
+  Path('digits.py').write_text("import hbf\nhbf.register_dataset('mine', print)")
+  Path('text').write_text('this is no Python')
+  assert read_config(['--config=text']).data.name == 'python'
+  assert load(name='digits', dir=str(tmp_path), root='', image_size=0, download=False).image_shape == (8, 8, 1)
+
+
 @pytest.mark.parametrize(
   ('opened', 'message'),
   [

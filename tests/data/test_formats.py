@@ -229,6 +229,10 @@ def test_a_missing_or_damaged_shard_is_named(name, roots, tmp_path):
   path.unlink()
   with pytest.raises(UserError, match=rf'{path.name} is missing; expected all 2 files of the split'):
     opened(name, tmp_path / 'copy')
+  shutil.copy(next(roots[name].rglob(path.name)), path)
+  shutil.copy(path, path.with_name(path.name.replace('train', 'extra')))  # of a split that is not used
+  with pytest.warns(UserWarning, match='extra.* is not used'):
+    opened(name, tmp_path / 'copy')
 
 
 def test_without_pyarrow_the_command_is_named(roots, monkeypatch):

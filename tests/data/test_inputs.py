@@ -13,6 +13,7 @@ from in_memory import ArraySource
 from jax.sharding import NamedSharding, PartitionSpec
 
 from hbf.data.images.sources import Subset
+from hbf.data.pipeline import workers
 from hbf.data.pipeline.inputs import DeviceInput, StreamInput, gather, make_input
 from hbf.data.pipeline.order import EvalOrder, TrainOrder
 from hbf.errors import UserError
@@ -99,6 +100,28 @@ def test_what_a_source_raises_in_a_process_is_raised_here(make_source, sharding)
   data = StreamInput(_Damaged(whole.images, whole.labels), sharding, workers=1)
   with pytest.raises(UserError, match='example 7 is damaged'):
     list(data.batches(TrainOrder(1, 50, 16), 0, 6))
+
+
+class _Missing(Exception):
+  """An error that pickle cannot make again from its message."""
+
+  def __init__(self, path, why):
+    super().__init__(f'{path} is missing: {why}')
+
+
+def test_an_error_that_cannot_be_sent_keeps_its_message():
+  error = _Missing('a.png', 'moved')
+  error.add_note('the place')
+  sent = workers._sendable(error)
+  assert isinstance(sent, UserError) and str(sent) == 'a source raised _Missing: a.png is missing: moved'
+  assert sent.__notes__ == ['the place']
+  assert workers._sendable(simple := ValueError('x')) is simple
+
+
+def test_a_reader_that_cannot_start_is_a_script_without_a_main(make_source):
+  assert 'could not start (exit status 1' in str(workers._death(1, has_sent=False))
+  for code, has_sent in ((1, True), (-9, False)):
+    assert 'images died' in str(workers._death(code, has_sent))
 
 
 def test_evaluation_pads_and_masks(make_source, sharding):

@@ -210,6 +210,15 @@ def test_a_folder_without_its_description_is_named(name, tmp_path):
   assert '\n' not in str(caught.value)
 
 
+@pytest.mark.parametrize('content', ['', '{"name": "dig'])
+@pytest.mark.parametrize('name', ['dataset_info.json', 'metadata.json'])
+def test_a_damaged_description_is_named(name, content, tmp_path):
+  folder = prepare('digits', str(tmp_path), None)
+  (folder / name).write_text(content)
+  with pytest.raises(UserError, match=rf'{folder} cannot be read .*; expected .* remove'):
+    _load_digits(tmp_path)
+
+
 def test_other_features_are_named(tmp_path):
   folder = prepare('digits', str(tmp_path), None)
   features = folder / 'features.json'

@@ -1,5 +1,6 @@
 """Tests of texts by name."""
 
+import json
 import pathlib
 
 import numpy as np
@@ -143,6 +144,14 @@ def test_damaged_or_impossible_caches_are_refused(tmp_path):
   about = {'name': 'text_file', 'root': str(tmp_path / 'x.txt'), 'cache': str(tmp_path / 'cache')}
   load(**about)
   (tokens,) = (tmp_path / 'cache').glob('*/train.bin')
+  about_tokens = tokens.with_name('tokens.json')
+  whole = json.loads(about_tokens.read_text())
+  for damaged in ([], whole | {'tokenizer': 3}, whole | {'counts': 3}, whole | {'counts': {}}):
+    about_tokens.write_text(json.dumps(damaged))
+    with pytest.raises(UserError, match='is damaged; expected the tokens of a text: remove it'):
+      load(**about)
+  about_tokens.write_text(json.dumps(whole))
+  load(**about)
   tokens.write_bytes(tokens.read_bytes()[:-1])
   with pytest.raises(UserError, match='is damaged; expected the tokens of a text: remove it'):
     load(**about)

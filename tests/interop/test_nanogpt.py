@@ -107,6 +107,8 @@ def without(name):
   (lambda t: t | {'lm_head.weight': t['lm_head.weight'] + 1}, HEADS, "lm_head.weight differs from its"),
   (lambda t: t | {'extra': np.zeros(2, 'f')}, HEADS, 'unknown: extra'),
   (lambda t: t, 3, 'a width of 8 is not divisible by 3 heads'),
+  (lambda t: t, 0, 'a width of 8 is not divisible by 0 heads'),
+  (lambda t: t, -2, 'a width of 8 is not divisible by -2 heads'),
 ])  # fmt: skip
 def test_another_network_is_refused_with_what_does_not_fit(tmp_path, change, heads, message):
   path = tmp_path / 'theirs.npz'

@@ -3,6 +3,7 @@
 import collections
 import io
 import json
+import os
 import pathlib
 import pickle
 import sys
@@ -10,6 +11,7 @@ import types
 import zipfile
 
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -36,6 +38,26 @@ def test_what_is_written_is_read(tmp_path, ending):
   path = tmp_path / f'file{ending}'
   tensors.write(path, make_tensors())
   assert_same(tensors.read(path), make_tensors())
+
+
+def test_bfloat16_of_numpy_is_read_and_texts_are_refused(tmp_path):
+  numbers = np.arange(6).reshape(2, 3).astype(ml_dtypes.bfloat16)
+  np.savez(tmp_path / 'file.npz', weight=numbers)
+  np.testing.assert_array_equal(tensors.read(tmp_path / 'file.npz')['weight'].astype('f'), np.arange(6).reshape(2, 3))
+  np.savez(tmp_path / 'file.npz', weight=numbers, names=np.array(['a']))
+  with pytest.raises(UserError, match=r"its part 'names' has type <U1; expected numbers"):
+    tensors.read(tmp_path / 'file.npz')
+
+
+@pytest.mark.parametrize('ending', ['.pth', '.npz'])
+def test_a_file_that_may_not_be_opened_and_one_in_the_home_folder(ending, tmp_path, monkeypatch):
+  monkeypatch.setenv('HOME', str(tmp_path))
+  tensors.write(tmp_path / f'file{ending}', make_tensors())
+  assert_same(tensors.read(pathlib.Path(f'~/file{ending}')), make_tensors())
+  if os.geteuid():  # root may open every file
+    (tmp_path / f'file{ending}').chmod(0)
+    with pytest.raises(UserError, match=r'cannot be read: .*Permission denied'):
+      tensors.read(tmp_path / f'file{ending}')
 
 
 @pytest.mark.parametrize('prefix', ['module.', '_orig_mod.', 'module._orig_mod.', '_orig_mod.module.'])

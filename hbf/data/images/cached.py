@@ -13,12 +13,13 @@ import numpy as np
 from hbf.arguments import home_path
 from hbf.data.images import sources
 from hbf.data.images.dataset import Dataset
-from hbf.data.images.sources import Source, Stamped, Target
+from hbf.data.images.sources import Labeled, Source, Stamped, Target
 from hbf.data.pipeline import host
 from hbf.data.pipeline.identity import identity
 from hbf.errors import UserError
 from hbf.files import draft
 
+_TARGETS = '.targets.npy'  # ending of the file of the targets, in place of .npy
 _PART = 1024  # number of images in memory while a file is written
 
 
@@ -88,13 +89,13 @@ def through_cache(dataset: Dataset, directory: str) -> Dataset:
 def _stamps(dataset: Dataset) -> list[str]:
   """Return a checksum of the stamps of the splits, in a list. [] if there is no stamp."""
   stamps = [source.stamp() for _, source in sorted(dataset.splits.items()) if isinstance(source, Stamped)]
-  return [hashlib.sha256(b''.join(stamps)).hexdigest()[:16]] if stamps else []
+  return [hashlib.sha256(b''.join(stamps)).hexdigest()[:16]] if any(stamps) else []
 
 
 def _through_file(source: Source, path: str) -> CachedSource:
-  cached = CachedSource(source, sources.labels(source), path)
   if not os.path.exists(path):
     _write(source, path)
+  cached = CachedSource(source, _labels(source, path), path)
   try:
     found = cached._images.shape
   except (ValueError, EOFError):
@@ -104,13 +105,39 @@ def _through_file(source: Source, path: str) -> CachedSource:
   return cached
 
 
+def _labels(source: Source, path: str) -> np.ndarray:
+  """Return the target of every example, from a file beside the images if the source would have to decode them."""
+  if isinstance(source, Labeled):
+    return source.read_labels()
+  file = pathlib.Path(path).with_suffix(_TARGETS)
+  if not file.exists():  # an earlier version wrote the images
+    _write_labels(sources.labels(source), file)
+  try:
+    labels = np.load(file)
+  except (ValueError, EOFError):
+    labels = np.empty(0)
+  if len(labels) != len(source):
+    raise UserError(f'{file} is damaged; expected the targets of {len(source)} examples: remove it')
+  return labels.astype(np.int64 if labels.ndim == 1 else np.float32)
+
+
+def _write_labels(labels: np.ndarray, file: pathlib.Path) -> None:
+  with draft(file) as target:
+    np.save(target, labels)
+
+
 def _write(source: Source, path: str) -> None:
-  """Write all images of a source to a .npy file."""
-  shape = host.image_shape(source)
+  """Write all images of a source to a .npy file, and the targets beside it if the source would decode them again."""
+  shape, target_shape = host.image_shape(source), np.shape(source[0][1])
+  labels = []
   with draft(pathlib.Path(path)) as file:
     # A file that is mapped to memory would end the process, without a message, if the disk becomes full.
     header = {'descr': '|u1', 'fortran_order': False, 'shape': (len(source), *shape)}
     np.lib.format.write_array_header_1_0(file, header)
     for start in range(0, len(source), _PART):
-      images, _ = host.read_many(source, np.arange(start, min(start + _PART, len(source))), shape)
+      indices = np.arange(start, min(start + _PART, len(source)))
+      images, targets = host.read_many(source, indices, shape, target_shape)
       file.write(images.tobytes())
+      labels.append(targets)
+    if not isinstance(source, Labeled):
+      _write_labels(np.concatenate(labels), pathlib.Path(path).with_suffix(_TARGETS))

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from typing_extensions import override
 
+from hbf.arguments import home_path
 from hbf.data.images import codec, splits
 from hbf.data.images.dataset import Dataset
 from hbf.data.images.encoded import EncodedSource, as_dataset
@@ -146,7 +147,7 @@ def open_classes(root: str, size: int) -> tuple[tuple[str, ...], FolderSource]:
     UserError: the folder is missing, has no class folder, or has files outside the class folders. Or a class has no
       image or contains a folder.
   """
-  folder = Path(os.path.expanduser(root))
+  folder = Path(home_path(root))
   if not folder.is_dir():
     raise UserError(f'image folder {root!r} does not exist; expected a folder with a subfolder for each class')
   classes, loose = list_folder(folder)

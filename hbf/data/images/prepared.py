@@ -122,11 +122,12 @@ def open_builder(folder: epath.Path) -> tfds.core.DatasetBuilder:
     folder: the folder DIR/NAME/VERSION, from `find`.
 
   Raises:
-    UserError: the data set is not stored as ArrayRecord, or lacks files.
+    UserError: the data set is not stored as ArrayRecord, or its description is damaged or lacks files.
   """
   try:
     builder = tfds.builder_from_directory(folder)
-  except (OSError, ValueError) as error:  # TFDS raises them if dataset_info.json or features.json is missing.
+    _ = builder.info.metadata  # so that damage is found here
+  except Exception as error:  # missing and damaged files raise errors of several types
     raise UserError(
       f'{folder} cannot be read ({error}); expected every file that TFDS writes: remove it and prepare it again'
     ) from error

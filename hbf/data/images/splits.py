@@ -3,11 +3,11 @@
 A shard is one of several files of a split. The used splits are those that a run trains, validates or tests on.
 """
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hbf.arguments import home_path
 from hbf.data.images.files import list_folder
 from hbf.data.registry import DataRequest
 from hbf.errors import UserError, warn
@@ -21,7 +21,7 @@ def root_folder(root: str, content: str) -> Path:
   Raises:
     UserError: the folder does not exist.
   """
-  folder = Path(os.path.expanduser(root))
+  folder = Path(home_path(root))
   if not root or not folder.is_dir():
     raise UserError(
       f'folder {root!r} does not exist; expected a folder with {content}: set data.root to it (commands for trained '
@@ -77,8 +77,8 @@ def find_shards(request: DataRequest, ending: str) -> dict[str, tuple[str, ...]]
     if name.endswith(f'.{ending}'):
       found.setdefault(name.removesuffix(f'.{ending}').partition('-')[0], []).append(f'{folder}/{name}')
   check(f'{folder}/', f'{{}}-*.{ending}', list(found), request.splits)
-  for paths in found.values():
-    _require_all(paths)
+  for name in request.splits.values():
+    _require_all(found[name])
   return {split: tuple(found[name]) for split, name in request.splits.items()}
 
 

@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 import traceback
@@ -84,7 +85,7 @@ class _Reader:
     self._process = context.Process(target=_serve, args=(end, batches, first, step), daemon=True)
     self._process.start()
     end.close()  # Now only the new process has this end of the pipe. If it dies, the pipe ends.
-    self._is_killed = False
+    self._is_killed, self._has_sent = False, False
     atexit.register(self.kill)  # At its exit, Python would wait forever for a process that ignores SIGTERM.
 
   def receive(self) -> HostBatch:
@@ -96,14 +97,11 @@ class _Reader:
     try:
       received = self._pipe.recv()
       if not isinstance(received, Exception):
+        self._has_sent = True
         return {name: _receive_array(self._pipe, *about) for name, about in received.items()}
     except (EOFError, OSError) as error:  # The pipe ended, before a batch or within it.
       self._process.join()
-      raise UserError(
-        f'a process that reads images died ({_cause(self._process.exitcode)}); expected it to live as long as this '
-        'command: run it again, with a smaller data.workers if memory ran out; training goes on from its last '
-        'checkpoint'
-      ) from error
+      raise _death(self._process.exitcode, self._has_sent) from error
     raise received
 
   def kill(self) -> None:
@@ -113,6 +111,19 @@ class _Reader:
       atexit.unregister(self.kill)
       self._process.kill()
       self._process.join()
+
+
+def _death(exitcode: int | None, has_sent: bool) -> UserError:
+  """Return the error for a process that has ended. `has_sent` is True if it has sent a batch."""
+  if not has_sent and (exitcode or 0) > 0:  # it ended while it imported modules, and printed an error
+    return UserError(
+      f'a process that reads images could not start ({_cause(exitcode)}; its error is above). It imports your '
+      "script: put its calls under `if __name__ == '__main__':`, or set data.workers to 0"
+    )
+  return UserError(
+    f'a process that reads images died ({_cause(exitcode)}); expected it to live as long as this command: run it '
+    'again, with a smaller data.workers if memory ran out; training goes on from its last checkpoint'
+  )
 
 
 def _cause(exitcode: int | None) -> str:
@@ -139,7 +150,19 @@ def _serve(pipe: Connection, batches: BatchSequence, first: int, step: int) -> N
   except Exception as error:  # A source may raise anything, and so may Pillow.
     error.add_note(traceback.format_exc())
     with contextlib.suppress(BrokenPipeError):  # The parent may have ended.
-      pipe.send(error)
+      pipe.send(_sendable(error))
+
+
+def _sendable(error: Exception) -> Exception:
+  """Return the error, or a UserError with its message if it cannot be pickled and read again."""
+  try:
+    pickle.loads(pickle.dumps(error))
+    return error
+  except Exception:  # the class of the error decides what happens
+    replaced = UserError(f'a source raised {type(error).__name__}: {first_line(error)}')
+    for note in error.__notes__:
+      replaced.add_note(note)
+    return replaced
 
 
 def _send_array(pipe: Connection, array: np.ndarray) -> None:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,7 @@ def through_cache(
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / 'tokens.json').exists():
       _write(text_by_split, learn(), folder)
-    return _read(folder)
+    return _read(folder, text_by_split.keys())
   except OSError as error:
     raise UserError(
       f'{folder} cannot be used ({error}); expected a folder with room for all tokens: set data.cache to another '
@@ -70,13 +70,14 @@ def _write(text_by_split: Mapping[str, bytes], tokenizer: Tokenizer, folder: pat
     file.write(json.dumps({'tokenizer': tokenizer.to_json(), 'counts': counts}).encode())
 
 
-def _read(folder: pathlib.Path) -> tuple[Tokenizer, dict[str, np.ndarray]]:
+def _read(folder: pathlib.Path, splits: Set[str]) -> tuple[Tokenizer, dict[str, np.ndarray]]:
   try:
     about = json.loads((folder / 'tokens.json').read_text())
     tokenizer, counts = read_tokenizer(about['tokenizer']), about['counts']
     dtype = token_type(tokenizer)
-    if any((folder / f'{split}.bin').stat().st_size != n * dtype.itemsize for split, n in counts.items()):
+    sizes = {split: (folder / f'{split}.bin').stat().st_size for split in splits}
+    if sizes != {split: n * dtype.itemsize for split, n in counts.items()}:
       raise ValueError
-  except (ValueError, KeyError, FileNotFoundError):
+  except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError):
     raise UserError(f'{folder} is damaged; expected the tokens of a text: remove it') from None
   return tokenizer, {split: np.memmap(folder / f'{split}.bin', dtype, 'r', shape=(n,)) for split, n in counts.items()}

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import hashlib
-import os
 import pathlib
 import pydoc_data.topics
 from collections.abc import Iterator, Mapping
@@ -72,7 +71,7 @@ def load_texts(
   """
   refuse_test_on_train(test_split)
   used = {'train': 'train', 'test': test_split}
-  request = DataRequest(name, os.path.expanduser(dir), root, download=download, splits=used)
+  request = DataRequest(name, home_path(dir), root, download=download, splits=used)
   text_by_split = _as_texts(registry.opener(name, _OPENERS, _open_prepared)(request), name)
   for split, text in text_by_split.items():
     if not text:
