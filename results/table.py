@@ -52,6 +52,7 @@ COMPARISONS = (
   'resolutions-free',
   'resolutions-short',
   'resolutions-short-seed',
+  'resolutions-short-vit',
   'resolutions-cifar100',
   'resolutions-tiny',
   'resolutions-tiny-vit',
