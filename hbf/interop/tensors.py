@@ -68,19 +68,20 @@ def load_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
     raise ValueError(str(error) or type(error).__name__) from error
   if wrong := [name for name, array in found.items() if not isinstance(array, np.ndarray)]:
     raise ValueError(f'its part {wrong[0]!r} is not an array')
-  # NumPy stores bfloat16 as two bytes without a type.
-  found = {name: z.view(ml_dtypes.bfloat16) if z.dtype.str == '|V2' else z for name, z in found.items()}
-  numeric = (np.number, np.bool_, ml_dtypes.bfloat16)
-  if wrong := [name for name, z in found.items() if not issubclass(z.dtype.type, numeric)]:
-    raise ValueError(f'its part {wrong[0]!r} has type {found[wrong[0]].dtype}; expected numbers')
   return found
 
 
 def _read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
   try:
-    return load_npz(path)
+    found = load_npz(path)
   except ValueError as error:
     raise UserError(f'it is damaged, or not arrays by name ({error})') from error
+  # NumPy stores bfloat16 as two bytes without a type.
+  tensors = {name: z.view(ml_dtypes.bfloat16) if z.dtype.str == '|V2' else z for name, z in found.items()}
+  numeric = (np.number, np.bool_, ml_dtypes.bfloat16)
+  if wrong := [name for name, z in tensors.items() if not issubclass(z.dtype.type, numeric)]:
+    raise UserError(f'its part {wrong[0]!r} has type {tensors[wrong[0]].dtype}; expected numbers')
+  return tensors
 
 
 def _read_safetensors(path: pathlib.Path) -> dict[str, np.ndarray]:

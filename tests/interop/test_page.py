@@ -23,4 +23,4 @@ def test_the_examples_of_the_page_run(tmp_path, monkeypatch):
   # The small network has fewer heads and a shorter context.
   exec(second.replace('heads=6', f'heads={test_nanogpt.HEADS}').replace('count=100', 'count=2'), scope)
   assert scope['logits'].shape == (2, test_nanogpt.LENGTH, test_nanogpt.V)
-  assert [len(text) for text in scope['texts']] == [2, 2]
+  assert [len(tokens) for tokens in scope['continued']] == [2, 2]
