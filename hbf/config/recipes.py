@@ -17,8 +17,6 @@ from hbf.config.defaults import defaults as all_defaults
 from hbf.errors import UserError, choose
 from hbf.nn.registry import stage_options
 
-_STAGES = ('stage1', 'stage2')
-
 # Width, depth, heads and expansion of the usual vision transformers (Touvron et al. 2021, Table 1; for `large`,
 # Dosovitskiy et al. 2021, Table 1).
 SIZES = {
@@ -214,10 +212,8 @@ def _make_config(
   config.recipe = given['recipe']
   config.model.name = given['model']
   config.data.update(data)
-  own_stages: dict[str, Mapping[str, Any]] = {}
   for section, values in overrides.items():
-    own_stages |= {key: value for key, value in values.items() if key in _STAGES}
-    config[section].update({key: value for key, value in values.items() if key not in _STAGES})
+    config[section].update(values)
   if given['task']:
     _set_task(config, given['task'])
   stages = config.stages
@@ -230,8 +226,8 @@ def _make_config(
   config.model.update({key: value for key, value in named.items() if key in config.model})
   # A unit of an MLP has 2D + 1 parameters, and so has a center with its σ. The models of a recipe thus have about the
   # same number of parameters.
-  for stage, options in zip(_STAGES, stage_options(config.model.name, None), strict=True):
-    for changes in (named.get(stage, {}), stages[stage], own_stages.get(stage, {})):
+  for stage, options in zip(('stage1', 'stage2'), stage_options(config.model.name, None), strict=True):
+    for changes in (named.get(stage, {}), stages[stage], overrides.get('model', {}).get(stage, {})):
       options.update({key: value for key, value in changes.items() if key in options})
     config.model[stage] = {key: placeholder(int) if value is None else value for key, value in options.items()}
   return config.lock()

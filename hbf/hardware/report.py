@@ -80,10 +80,10 @@ def describe_programs(
     'versions': versions() | topology.compiler_versions(),
   }
   valid = [record for record in known if record['versions'] == about['versions']]
-  before = {row['program_hash']: (row, record['commit']) for record in valid for row in record['programs']}
-  found = {program_hash: row for program_hash, (row, _) in before.items()}
-  rows = [_describe(program, programs, topology, text, found) for program in programs.each]
-  commits = {before[row['program_hash']][1] if row['program_hash'] in before else commit() for row in rows}
+  before = {row['program_hash']: row for record in valid for row in record['programs']}
+  rows = [_describe(program, programs, topology, text, before) for program in programs.each]
+  compiled_at = {row['program_hash']: record['commit'] for record in valid for row in record['programs']}
+  commits = {compiled_at.get(row['program_hash']) or commit() for row in rows}
   return about | {'commit': commits.pop() if len(commits) == 1 else commit(), 'programs': rows}
 
 

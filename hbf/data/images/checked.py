@@ -59,10 +59,11 @@ class CheckedSource:
     found = f'{getattr(image, "dtype", type(image).__name__)} {list(np.shape(image))}'
     if found != (expected := f'uint8 {list(self.image_shape)}'):
       raise self._error('an image', f'is {found}; expected {expected}', index)
-    self._check_target(index, target)
+    self.check_target(index, target)
     return image, target
 
-  def _check_target(self, index: int, target: Any) -> None:
+  def check_target(self, index: int, target: Any) -> None:
+    """Raise UserError unless the target of example `index` fits the data set."""
     if self.targets == CLASSES:
       if np.shape(target) or target not in range(self.count):
         raise self._error('a label', f'is {target!r}; expected a whole number up to {self.count - 1}', index)
@@ -84,11 +85,8 @@ class LabeledCheckedSource(CheckedSource):
   """A `CheckedSource` whose source can return all targets without decoding images."""
 
   def read_labels(self) -> np.ndarray:
-    """Return the target of every example; see `Labeled`."""
-    found = sources.labels(self.source)
-    for index, target in enumerate(found):
-      self._check_target(index, target)
-    return found
+    """Return the target of every example; see `Labeled`. `checked` has checked them."""
+    return sources.labels(self.source)
 
 
 def checked(dataset: Dataset) -> Dataset:
@@ -105,6 +103,7 @@ def checked(dataset: Dataset) -> Dataset:
     found = kind(source, (dataset.name, split), dataset.image_shape, len(dataset.classes), dataset.targets)
     _ = found[0]
     if isinstance(found, LabeledCheckedSource):
-      found.read_labels()
+      for index, target in enumerate(found.read_labels()):
+        found.check_target(index, target)
     splits[split] = found
   return dataclasses.replace(dataset, splits=splits)
