@@ -197,7 +197,7 @@ def _refuse_arrays(request: DataRequest) -> Dataset:
 
 # The functions that open the data sets of this package, by name. Others are registered, or prepared by TFDS.
 _OPENERS: dict[str, Opener] = {
-  **dict.fromkeys((*prepare.PREPARATIONS, *prepare.MANUAL), _open_prepared),
+  **dict.fromkeys(prepare.BUILT_IN, _open_prepared),
   NAME: _refuse_arrays,
   'image_folder': open_folder,
   'parquet': open_parquet,

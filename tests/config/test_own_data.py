@@ -230,10 +230,13 @@ def test_defaults_reach_the_config_or_are_refused():
 
 
 def test_a_file_in_the_folder_does_not_hide_a_data_set_of_the_package(tmp_path):
-  Path('digits.py').write_text("import hbf\nhbf.register_dataset('mine', print)")
+  for name in ('digits', 'tiny_shakespeare'):
+    Path(f'{name}.py').write_text("import hbf\nhbf.register_dataset('mine', print)")
   Path('text').write_text('this is no Python')
   assert read_config(['--config=text']).data.name == 'python'
   assert load(name='digits', dir=str(tmp_path), root='', image_size=0, download=False).image_shape == (8, 8, 1)
+  with pytest.raises(UserError, match='tiny_shakespeare is not prepared'):
+    load_texts(name='tiny_shakespeare', **TEXTS)
 
 
 @pytest.mark.parametrize(

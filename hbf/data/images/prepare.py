@@ -111,6 +111,8 @@ PREPARATIONS: Mapping[str, Preparation] = {
     ),
   ),
 }
+BUILT_IN = (*PREPARATIONS, *MANUAL)  # the names that prepared.py reads without a registration
+
 # Data sets that need no preparation, and advice for a user who tries to prepare them.
 UNPREPARED: Mapping[str, str] = {
   **dict.fromkeys(('image_folder', 'parquet', 'webdataset'), 'set data.root to the folder'),

@@ -187,5 +187,9 @@ def _open_prepared(request: DataRequest) -> dict[str, bytes]:
   }
 
 
-# The functions that open texts, by name of the data set. Others are those of TFDS.
-_OPENERS: dict[str, Opener] = {'python': _open_python_help, 'text_file': _open_files}
+# The functions that open the texts of this package, by name. Others are registered, or prepared by TFDS.
+_OPENERS: dict[str, Opener] = {
+  **dict.fromkeys(prepare.BUILT_IN, _open_prepared),
+  'python': _open_python_help,
+  'text_file': _open_files,
+}
