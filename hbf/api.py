@@ -40,6 +40,7 @@ from hbf.training.learned import Learned, learned_of, unextended, write_learned
 from hbf.training.machine import quiet
 from hbf.training.mirror import local_copy, mirrored
 from hbf.training.restore import restore, stored_data
+from hbf.training.side_file import check_checkpoint
 from hbf.training.workdir import load_config, locked
 
 
@@ -276,8 +277,7 @@ def edit(
   run._check_classifies('hbf.edit')
   checked = run._checked(examples)
   _check_one_each('answers', answers, checked)
-  if run.learned:
-    raise UserError('the run has learned classes, which edits can not join yet: load the run without them')
+  run._check_no_learned()
   for answer in answers:
     class_number(answer, run.classes)  # before the training images are read
   if among is None:
@@ -332,8 +332,7 @@ def learn(run: 'Run', images: Any, labels: Sequence[str], *, among: tuple[Any, S
   run._check_classifies('hbf.learn')
   checked = run._checked(images)
   _check_one_each('labels', labels, checked)
-  if run.edits:
-    raise UserError('the run has edits, which learned classes can not join yet: load the run without edits')
+  run._check_no_edits()
   model, params = unextended(run.model, run.params)
   reader, trained, learned = Reader.of(model, params, run.task), run._images.class_names, run.learned
   check_names(labels, trained, learned)
@@ -463,9 +462,15 @@ class Run:
     )
 
   def with_edits(self, edits: Edits | None) -> 'Run':
-    """Return a copy of the run that has these edits instead of its own. None: the copy has no edits."""
+    """Return a copy of the run that has these edits instead of its own. None: the copy has no edits.
+
+    Raises:
+      ValueError: the edits were made for another checkpoint, or the run has learned classes.
+    """
     model, params = unedited(self.model, self.params)
     if edits:
+      self._check_no_learned()
+      check_checkpoint('edits', edits, self.step, self.average)
       model, params = edits.applied(model, params)
     return dataclasses.replace(self, model=model, params=params, edits=edits or None)
 
@@ -498,9 +503,15 @@ class Run:
       write_edits(self.workdir, self.edits)
 
   def with_learned(self, learned: Learned | None) -> 'Run':
-    """Return a copy of the run that has these learned classes instead of its own. None: the copy has none."""
+    """Return a copy of the run that has these learned classes instead of its own. None: the copy has none.
+
+    Raises:
+      ValueError: the classes were learned for another checkpoint, or the run has edits.
+    """
     model, params = unextended(self.model, self.params)
     if learned:
+      self._check_no_edits()
+      check_checkpoint('learned classes', learned, self.step, self.average)
       model, params = learned.applied(model, params)
     return dataclasses.replace(self, model=model, params=params, learned=learned or None)
 
@@ -543,6 +554,14 @@ class Run:
         f'{what} needs classes, and the run in {self.workdir} has task {self.config.task}: give a run of task '
         'classification'
       )
+
+  def _check_no_learned(self) -> None:
+    if self.learned:
+      raise UserError('the run has learned classes, which edits can not join yet: load the run without them')
+
+  def _check_no_edits(self) -> None:
+    if self.edits:
+      raise UserError('the run has edits, which learned classes can not join yet: load the run without edits')
 
   def _check_stored(self, what: str, remedy: str) -> None:
     if self.config.data.name == NAME:

@@ -355,10 +355,13 @@ def test_a_loaded_run_predicts_and_evaluates(trained):
 
 def test_other_arrays_than_the_runs_are_refused(trained):
   x_train, y_train, x_test, y_test = arrays()
+  red = functools.partial(np.pad, pad_width=((0, 0), (0, 0), (0, 0), (0, 2)))
   others = {
     'other data .as many examples': hbf.ArrayData(x_train, 1 - y_train, x_test, y_test, ('below', 'above')),
     'other data .sizes': hbf.ArrayData(x_train, y_train, x_test[1:], y_test[1:], ('below', 'above')),
     'other data .classes': hbf.ArrayData(x_train, y_train, x_test, y_test),
+    'other data .*classes': hbf.ArrayData(x_train, y_train + 1, x_test, y_test),
+    'other data .*image shape': hbf.ArrayData(red(x_train), y_train, red(x_test), y_test, ('below', 'above')),
   }
   for message, data in others.items():
     with pytest.raises(ValueError, match=f'{message}.*give the same arrays'):

@@ -1,7 +1,7 @@
 """Image classifier: an embedding, homogeneous blocks and a linear head."""
 
 import math
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -9,11 +9,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from hbf.models.embedding import PatchEmbedding
+from hbf.nn.checked import CheckedModule
 from hbf.nn.context import Context
 from hbf.nn.trunk import Trunk
+from hbf.options import whole
 
 
-class ImageClassifier(nn.Module):
+class ImageClassifier(CheckedModule):
   """An embedding, a trunk of blocks, and a linear head on the pooled tokens.
 
   The head reads the class token or the mean of all tokens, see `pool` of `PatchEmbedding`. With pool 'sequence' the
@@ -31,7 +33,7 @@ class ImageClassifier(nn.Module):
 
   embed: PatchEmbedding
   trunk: Trunk
-  classes: int
+  classes: Annotated[int, whole(1)]
 
   def setup(self) -> None:
     """Name the parameters `embedding` and `block0`, not `embed/embedding` and `trunk/block0`."""
@@ -43,7 +45,7 @@ class ImageClassifier(nn.Module):
     """Compute logits [B, classes] in float32 of normalized images [B, height, width, channels].
 
     Raises:
-      UserError: the patch doesn't divide the image, or an option's value is unknown.
+      UserError: the images have no four axes, the patch doesn't divide them, or an option's value is unknown.
     """
     tokens, positions = self.embed(images, train)
     grid = (images.shape[1] // self.embed.patch, images.shape[2] // self.embed.patch)

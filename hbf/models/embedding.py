@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
+from hbf.errors import UserError
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import grid_positions
 from hbf.nn.dropout import Dropout
@@ -66,8 +67,11 @@ class PatchEmbedding(CheckedModule):
     A position is the row and the column of a patch, counted in patches. The position of a class token is NaN.
 
     Raises:
-      UserError: the patch doesn't divide the image, or an option's value is unknown.
+      UserError: the images have no four axes, the patch doesn't divide them, or an option's value is unknown.
     """
+    if images.ndim != 4:
+      hint = {2: ', such as images[None, :, :, None]', 3: ', such as images[None] for one image'}.get(images.ndim, '')
+      raise UserError(f'images have shape {list(images.shape)}: expected [B, height, width, channels]{hint}')
     if self.whiten and (self.stem != 'conv' or self.patch < 4):
       raise OptionError(
         'whiten fixes the first of two convolutions or more: it needs stem conv and a patch of 4 or more; they are '
@@ -82,7 +86,7 @@ class PatchEmbedding(CheckedModule):
     tokens = tokens.reshape(batch, rows * columns, self.width) + self._positions(coordinates)
     if POOLS[self.pool]:
       token = self.param('class_token', nn.initializers.normal(0.02), (1, 1, self.width), jnp.float32)
-      tokens = jnp.concatenate([as_rows_of(tokens[:, :1], token.astype(self.dtype)), tokens], axis=1)
+      tokens = jnp.concatenate([as_rows_of(tokens[:, :1], token.astype(tokens.dtype)), tokens], axis=1)
       coordinates = np.concatenate([np.full((1, 2), np.nan, np.float32), coordinates])
     return Dropout(self.dropout, deterministic=not train)(tokens), jnp.asarray(coordinates)
 
@@ -115,7 +119,7 @@ class PatchEmbedding(CheckedModule):
       'sincos2d': lambda: sincos(coordinates, self.width),
       'none': lambda: np.zeros(shape),
     }
-    return jnp.asarray(makers[self.positions](), self.dtype)
+    return jnp.asarray(makers[self.positions](), self.dtype or jnp.float32)
 
 
 class Whitening(nn.Module):

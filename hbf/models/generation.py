@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +12,11 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from hbf.errors import UserError
+from hbf.models.build import unrolled
 from hbf.models.language import LanguageModel
-from hbf.options import whole
+from hbf.options import NOT_NEGATIVE, Values, whole
+
+_PROBABILITY = Values(numbers.Real, 'a probability above 0 and up to 1', lambda p: 0 < p <= 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,12 +40,9 @@ class Sampling:
     Raises:
       UserError: a value is outside its range.
     """
-    if not 0 <= self.temperature < np.inf:
-      raise UserError(f'temperature must be 0 or more: it is {self.temperature}')
-    if self.top_k < 0:
-      raise UserError(f'top_k is a number of tokens, or 0 for all: it is {self.top_k}')
-    if not 0 < self.top_p <= 1:
-      raise UserError(f'top_p is a probability, above 0 and up to 1: it is {self.top_p}')
+    NOT_NEGATIVE.check('temperature', self.temperature)
+    whole(0).check('top_k', self.top_k, ' tokens; 0 is for all')
+    _PROBABILITY.check('top_p', self.top_p)
 
   def draw(self, key: jax.Array, logits: Float[Array, ' V']) -> Int[Array, '']:
     """Draw a token, int32 [], from logits [V]."""
@@ -160,9 +161,7 @@ def _generate(
   filled = np.zeros((len(prompts), lengths.max()), np.int32)
   for row, prompt in zip(filled, prompts, strict=True):
     row[: len(prompt)] = prompt
-  # Blocks in a loop (`scan_layers`) have no cache. Both options leave the parameters as they are.
-  model = model.clone(trunk=model.trunk.clone(scan_layers=False, remat=False))
-  written = np.asarray(_write(model, count, sampling, stop, variables, filled, lengths, key))
+  written = np.asarray(_write(unrolled(model), count, sampling, stop, variables, filled, lengths, key))
   return [row[: np.argmax(row < 0)] if np.any(row < 0) else row for row in written]
 
 
@@ -202,5 +201,5 @@ def _write(
   one = jnp.int32(1)
   keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(prompts)))
   logits, cache = jax.vmap(read, (None, 0, None, 0))({}, prompts, jnp.int32(0), lengths)
-  start = jnp.int32(0), cache, logits, jnp.full((len(prompts), count), -1), jnp.ones(len(prompts), bool)
+  start = jnp.int32(0), cache, logits, jnp.full((len(prompts), count), -1, jnp.int32), jnp.ones(len(prompts), bool)
   return jax.lax.while_loop(lambda state: (state[0] < count) & state[-1].any(), step, start)[3]

@@ -76,12 +76,12 @@ class LanguageModel(CheckedModule):
         The logits of padding are finite numbers without a meaning. None: there is no padding.
       start: int32 [], number of tokens in the cache (`hbf.nn.cache`). 0 for the first call. With `start`, padding
         must follow all other tokens. The next call has the position of the first padding as `start`, and overwrites
-        the padding in the cache. Logits are NaN for tokens beyond the model's length. None: the texts are complete,
-        and there is no cache.
+        the padding in the cache. If `start` and the number of tokens, with padding, exceed `length`, all logits are
+        NaN, and the cache is spoiled. None: the texts are complete, and there is no cache.
 
     Raises:
-      UserError: the texts are not [B, N], are empty or are longer than `length`, the mask has another shape, or an
-        option's value is unknown.
+      UserError: the texts are not [B, N], are empty or are longer than `length`, the mask has another shape, `start`
+        is given to a model that is not causal, or an option's value is unknown.
     """
     if tokens.ndim != 2:
       raise UserError(f'tokens have shape {list(tokens.shape)}: expected [B, N], such as tokens[None] for one text')
@@ -105,7 +105,7 @@ class LanguageModel(CheckedModule):
     positions = new_tokens(self._positions(coordinates)[:known], context, length, 0)
     split = PartitionSpec(*explicit_split(tokens), None)
     embedded = laid_out_by_xla(_look_up, split, vectors.embedding, tokens)
-    embedded = (embedded + positions).astype(self.dtype)
+    embedded = (embedded + positions).astype(self.dtype or jnp.float32)
     embedded = Dropout(self.dropout, deterministic=not train)(embedded)
     flat = self.trunk(embedded, context).reshape(-1, self.width).astype(jnp.float32)
     head = vectors.attend if self.tied else nn.Dense(self.vocabulary, use_bias=False, name='head')

@@ -72,7 +72,8 @@ def check_context(stage: nn.Module, context: Context, shape: tuple[int, ...]) ->
   """Check that a stage supports a context, and that the context's mask and positions fit tokens of the given shape.
 
   Raises:
-    UserError: the context has causality, a cache or a mask that the stage does not support. Or the shape is not
+    UserError: the context has causality, a cache or a mask that the stage does not support, or a cache without
+      causality. Or the shape is not
       [B, N, D] with N > 0, the mask has another type than booleans or does not broadcast to [B, N, N], or the
       positions or the grid have the wrong shape.
   """
@@ -90,6 +91,11 @@ def check_context(stage: nn.Module, context: Context, shape: tuple[int, ...]) ->
     raise UserError(
       f'{type(stage).__name__} keeps no cache of earlier tokens: give it whole texts, or use another stage 1, such '
       'as softmax, hyperbf, linear or gmlp'
+    )
+  if context.continued is not None and not context.causal:
+    raise UserError(
+      'the context continues a text and is not causal, but earlier tokens cannot see later ones: give whole texts, '
+      'or use a causal model'
     )
   _check_positions(context, shape[1])
   if context.mask is None:

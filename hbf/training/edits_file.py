@@ -104,7 +104,7 @@ def edits_if_any(workdir: pathlib.Path, step: int, average: bool) -> Edits | Non
   """
   edits = read_edits(workdir)
   if edits is not None:
-    side_file.check_checkpoint('edits', 'undo', workdir, edits, step, average)
+    side_file.check_checkpoint('edits', edits, step, average, workdir=workdir, remedy='undo')
   return edits
 
 

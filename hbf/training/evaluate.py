@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from hbf.data.augment.copies import COPIES
+from hbf.data.pipeline.identity import identity
 from hbf.errors import UserError, choose
 from hbf.models.build import count_parameters
 from hbf.tasks.images import ImageTask
@@ -91,7 +92,7 @@ def evaluate_workdir(
     copies: the kind of changed copies of each image, as in the config key `evaluate.copies`. '': the kind in the
       run's config. The network's outputs for the copies of an image are averaged. The scores of these mean outputs
       are the result's entry `copies`.
-    dataset: the run's data set, if it is in memory. None: the data set that the config names.
+    dataset: the run's data set of images, if it is in memory. None: the data set that the config names.
     edits: True to apply the edits in the run folder, or an `Edits` object of this checkpoint.
     **moved: `dir` and `root`, new values of the config keys data.dir and data.root, if the data have moved since
       training. '' keeps the value of the run.
@@ -102,9 +103,10 @@ def evaluate_workdir(
   """
   step = processes.on_first_process(lambda: _find(workdir, checkpoint))
   with processes.raise_everywhere():
-    restored = restore(workdir, str(step), devices, average, dataset, **moved)
     if dataset is not None:
-      check_data(workdir, restored.task.identity())
+      check_data(workdir, identity(dataset))
+    restored = restore(workdir, str(step), devices, average, dataset, **moved)
+    params = count_parameters(restored.model, restored.task.shape)
     if edits:
       restored = with_edits(restored, workdir, average, edits)
     config, task, mesh = restored.config, _with_copies(restored.task, copies), restored.mesh
@@ -119,7 +121,7 @@ def evaluate_workdir(
     'model': config.model.name,
     'recipe': config.recipe,
     'seed': config.seed,
-    'params': count_parameters(restored.model, task.shape),
+    'params': params,
     'checkpoint': restored.step,
     'split': split,
     'evaluated': 'average' if average else 'parameters',

@@ -98,5 +98,5 @@ def check_task(workdir: pathlib.Path, task: str) -> None:
 def _token(tokenizer: Tokenizer, text: str) -> int:
   tokens = tokenizer.encode_text(text)
   if len(tokens) != 1:
-    raise UserError(f'--stop={text!r} is {len(tokens)} tokens: expected a text of one token')
+    raise UserError(f'stop={text!r} is {len(tokens)} tokens: expected a text of one token')
   return int(tokens[0])

@@ -179,7 +179,7 @@ def learned_if_any(workdir: pathlib.Path, step: int, average: bool) -> Learned |
   """
   learned = read_learned(workdir)
   if learned is not None:
-    side_file.check_checkpoint('learned classes', 'forget', workdir, learned, step, average)
+    side_file.check_checkpoint('learned classes', learned, step, average, workdir=workdir, remedy='forget')
   return learned
 
 

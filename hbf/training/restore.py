@@ -23,6 +23,7 @@ from hbf.training.edits import Edits
 from hbf.training.edits_file import edits_of
 from hbf.training.schema import with_gone
 from hbf.training.sharding import make_mesh, with_sharding
+from hbf.training.side_file import check_checkpoint
 from hbf.training.workdir import (
   DATA_CURE,
   check_data,
@@ -110,8 +111,9 @@ def with_edits(restored: Restored, workdir: pathlib.Path, average: bool, edits: 
   Raises:
     UserError: the run has no edits, or they belong to another checkpoint.
   """
-  found = edits_of(workdir, restored.step, average) if edits is True else edits
-  assert isinstance(found, Edits)
+  if isinstance(edits, Edits):
+    check_checkpoint('edits', edits, restored.step, average)
+  found = edits if isinstance(edits, Edits) else edits_of(workdir, restored.step, average)
   model, params = found.applied(restored.model, restored.params)
   return dataclasses.replace(restored, model=model, params=params)
 

@@ -129,27 +129,32 @@ def check_of_checkpoint(about: Mapping[str, Any], path: pathlib.Path, cure: str)
 
 
 def check_checkpoint(
-  what: str, remedy: str, workdir: pathlib.Path, stored: OfCheckpoint, step: int, average: bool
+  what: str, made: OfCheckpoint, step: int, average: bool, *, workdir: pathlib.Path | None = None, remedy: str = ''
 ) -> None:
-  """Check that the edits or learned classes of a run belong to the checkpoint of this step.
+  """Check that edits or learned classes belong to a checkpoint.
 
   Args:
     what: 'edits' or 'learned classes', for messages.
-    remedy: the command that removes the edits or classes, such as 'undo', for messages.
-    workdir: the run folder.
-    stored: the edits or learned classes in the run folder.
+    made: the edits or learned classes.
     step: the step of the checkpoint.
-    average: True if `stored` must belong to the moving average of the parameters.
+    average: True if `made` must belong to the moving average of the parameters.
+    workdir: the run folder that has `made`. None: it is an object of Python.
+    remedy: the command that removes the edits or classes from the folder, such as 'undo', for messages.
 
   Raises:
-    UserError: `step` or `average` differs from that of `stored`.
+    UserError: `step` or `average` differs from that of `made`.
   """
-  if (stored.step, stored.average) != (step, average):
-    raise UserError(
-      f'the {what} in {workdir} are of step {stored.step}{_average(stored.average)}, not of step {step}'
-      f'{_average(average)}: give --checkpoint={stored.step}{" --average" if stored.average else ""}, '
-      f'or {remedy} them'
-    )
+  if (made.step, made.average) == (step, average):
+    return
+  if workdir is None:
+    place, advice = '', f'take the run of checkpoint={made.step}{", average=True" if made.average else ""}'
+  else:
+    flags = f'--checkpoint={made.step}{" --average" if made.average else ""}'
+    place, advice = f' in {workdir}', f'give {flags}, or {remedy} them'
+  raise UserError(
+    f'the {what}{place} are of step {made.step}{_average(made.average)}, not of step {step}{_average(average)}: '
+    f'{advice}'
+  )
 
 
 def _average(average: bool) -> str:

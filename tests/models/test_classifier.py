@@ -64,6 +64,17 @@ def test_a_patch_that_does_not_divide_the_image_is_a_user_error(shape):
     jax.eval_shape(functools.partial(make_model().init, train=False), jax.random.key(0), make_images(shape))
 
 
+@pytest.mark.parametrize('shape', [(8, 8), (8, 8, 3), (1, 1, 8, 8, 3)])
+def test_images_have_four_axes(shape):
+  with pytest.raises(UserError, match=r'images have shape \[.*\]: expected \[B, height, width, channels\]'):
+    jax.eval_shape(functools.partial(make_model().init, train=False), jax.random.key(0), make_images(shape))
+
+
+def test_a_classifier_has_a_class():
+  with pytest.raises(UserError, match='classes is 0: expected a whole number of 1 or more'):
+    make_model().clone(classes=0)
+
+
 def convolution(z, kernel, bias):
   """Compute a 3×3 convolution of z [B, H, W, C] by kernel [9 C, D], with a stride of 2 and a border of zeros."""
   batch, height, width, _ = z.shape

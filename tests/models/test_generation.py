@@ -219,11 +219,13 @@ def test_tokens_are_drawn_as_often_as_they_are_likely(sampling, drawn):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'temperature': -1.0}, 'temperature must be 0 or more: it is -1.0'),
-    ({'temperature': float('nan')}, 'temperature must be 0 or more'),
-    ({'top_k': -1}, 'top_k is a number of tokens'),
-    ({'top_p': 0.0}, 'top_p is a probability'),
-    ({'top_p': 1.1}, 'top_p is a probability'),
+    ({'temperature': -1.0}, 'temperature is -1.0: expected a number of 0 or more'),
+    ({'temperature': float('nan')}, 'temperature is nan: expected a number of 0 or more'),
+    ({'temperature': 'a'}, "temperature is 'a': expected a number"),
+    ({'top_k': -1}, 'top_k is -1: expected a whole number of 0 or more tokens'),
+    ({'top_k': 1.0}, 'top_k is 1.0: expected a whole number'),
+    ({'top_p': 0.0}, 'top_p is 0.0: expected a probability'),
+    ({'top_p': 1.1}, 'top_p is 1.1: expected a probability'),
   ],
 )
 def test_sampling_that_can_not_be_is_refused(changes, message):

@@ -135,6 +135,11 @@ def test_an_empty_text_is_refused():
     make().init(jax.random.key(0), make_texts()[:, :0], train=False)
 
 
+def test_a_model_that_sees_later_tokens_keeps_no_cache():
+  with pytest.raises(UserError, match='the context continues a text and is not causal'):
+    make(causal=False).init(jax.random.key(0), make_texts(), train=False, start=jnp.int32(0))
+
+
 @pytest.mark.parametrize('shape', [(6,), (2, 5), (2, 6, 6)])
 def test_a_mask_of_another_shape_than_the_texts_is_refused(shape):
   with pytest.raises(UserError, match=r'mask has shape \[.*\]: expected \[2, 6\], False for padding'):

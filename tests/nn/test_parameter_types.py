@@ -1,10 +1,13 @@
 """Tests of types under jax_enable_x64: parameters stay float32, and the products of a float64 stage are float64."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hbf.models.embedding import PatchEmbedding
 from hbf.nn.baselines.convolution import SeparableConvolution
 from hbf.nn.baselines.gmlp import GatedMLP
 from hbf.nn.baselines.linear_attention import LinearAttention
@@ -57,6 +60,17 @@ def test_a_stage_without_a_type_computes_in_float32(stage):
   tokens = jax.ShapeDtypeStruct(TOKENS.shape, jnp.bfloat16)
   out, _ = jax.eval_shape(stage.clone(dtype=None).init_with_output, jax.random.key(0), tokens, CONTEXT)
   assert out.dtype == jnp.float32
+
+
+@pytest.mark.parametrize('pool', ['cls', 'mean'])
+def test_an_embedding_without_a_type_computes_in_float32(pool):
+  embedding = PatchEmbedding(width=8, patch=2, pool=pool, positions='none', dtype=None)
+  with jax.enable_x64(True):
+    images = jax.ShapeDtypeStruct((2, 4, 4, 3), jnp.float32)
+    (tokens, places), _ = jax.eval_shape(
+      functools.partial(embedding.init_with_output, train=False), jax.random.key(0), images
+    )
+  assert tokens.dtype == places.dtype == jnp.float32
 
 
 @pytest.mark.parametrize('causal', [False, True])

@@ -114,6 +114,15 @@ def test_all_methods_of_an_edited_run_use_the_edits(edited, images, wanted, tmp_
   assert np.argmax(load_program(tmp_path / 'exported')(images[:3]), axis=-1).tolist() == wanted
 
 
+def test_edits_of_another_checkpoint_are_refused(edited, run):
+  for others in ({'step': 1}, {'average': True}):
+    of_another = dataclasses.replace(edited.edits, **others)
+    for call in (run.with_edits, lambda edits: hbf.evaluate(run.workdir, edits=edits)):
+      with pytest.raises(UserError, match=r'edits are of step .*: take the run of checkpoint='):
+        call(of_another)
+  assert hbf.evaluate(run.workdir, edits=edited.edits)['params'] == hbf.evaluate(run.workdir)['params']
+
+
 def test_undo_is_exact(run, images, wanted, edited):
   before = hbf.edit(run, images[:2], wanted[:2], among=images)
   np.testing.assert_array_equal(edited.undo().predict(images), before.predict(images))

@@ -194,6 +194,8 @@ def test_wrong_classes(run, extended, new, among, folder):
     hbf.learn(run, new[0][:1], ['a'], among=(among[0][:18], np.repeat(np.arange(9), 2)))
   with pytest.raises(UserError, match='learned classes, which edits can not join yet'):
     hbf.edit(extended, among[0][:1], [3])
+  with pytest.raises(UserError, match='learned classes are of step 1, not of step'):
+    run.with_learned(dataclasses.replace(extended.learned, step=1))
   with pytest.raises(UserError, match='call predict on your own'):
     extended.evaluate()
   with pytest.raises(UserError, match='the run has no learned class rose'):
@@ -202,6 +204,10 @@ def test_wrong_classes(run, extended, new, among, folder):
     hbf.load(folder, learned=True)
   write_learned(folder, extended.learned)
   edited = hbf.edit(run, new[0][:1], [3], among=among[0])
+  with pytest.raises(UserError, match='the run has edits, which learned classes can not join yet'):
+    edited.with_learned(extended.learned)
+  with pytest.raises(UserError, match='the run has learned classes, which edits can not join yet'):
+    extended.with_edits(edited.edits)
   with pytest.raises(UserError, match='learned classes, which edits can not join yet: forget them'):
     dataclasses.replace(edited, workdir=folder).save_edits()
   assert not (folder / EDITS).exists()

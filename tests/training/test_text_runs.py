@@ -149,7 +149,7 @@ def test_a_trained_model_goes_on_beyond_its_length_without_its_text(finished, se
     ('', '', 'prompt 0 is empty'),
     ('THE', '', "lacks the characters 'E', 'H', 'T'"),
     ('the cat ' * 10, '', r'prompt 0 has 80 tokens.*room for 24'),
-    ('the', 'cat', "--stop='cat' is 3 tokens"),
+    ('the', 'cat', "stop='cat' is 3 tokens"),
     ('caf\udce9', '', 'byte 3 of the text is not UTF-8'),
     ('the', '\udce9', 'byte 0 of the text is not UTF-8'),
   ],
