@@ -28,5 +28,5 @@ def cell(value: object) -> str:
   A float below 1000 has three significant digits, and a larger float has no decimals. Commas separate thousands.
   """
   if isinstance(value, float):
-    return f'{value:,.0f}' if abs(value) >= 1000 else f'{value:.3g}'
+    return f'{value:,.0f}' if abs(value) >= 999.5 else f'{value:.3g}'
   return f'{value:,}' if isinstance(value, int) else str(value)

@@ -83,11 +83,12 @@ def test_versions_agree():
   assert f'rev: v{ruff.removeprefix("ruff==")} ' in (root / '.pre-commit-config.yaml').read_text()
 
 
-def test_a_reader_that_has_gone_ends_a_command_without_a_word():
+@pytest.mark.parametrize('command', [['-m', 'hbf', 'train'], ['train.py']], ids=' '.join)
+def test_a_reader_that_has_gone_ends_a_command_without_a_word(command):
   """`hbf train --help | head -1` closes the pipe early."""
   reading, writing = os.pipe()
   os.close(reading)
-  command = [sys.executable, '-m', 'hbf', 'train', '--help']
+  command = [sys.executable, *command, '--help']
   ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
   os.close(writing)
   assert (ended.returncode, ended.stderr) == (141, '')

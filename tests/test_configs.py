@@ -180,13 +180,15 @@ WRONG = {
   '--config.model.width=-16': 'error: model.width is -16: expected a whole number of 1 or more',
   '--config': 'error: --config needs a value',
   'epochs=3': "error: unexpected argument 'epochs=3'",
+  '--deadline=20000': 'error: --deadline=20000 ms is not below --timeout=10 s',
 }
+OF_OTHERS = {'--deadline=20000': ['hbf/cli/serve.py', '--workdir=runs/x']}  # of other scripts than train.py
 
 
 @pytest.fixture(scope='module')
 def ended():
   """Run wrong commands. Return status, stdout and stderr by the wrong flag. '': a flag is missing."""
-  commands = [*(['train.py', flag] for flag in WRONG), ['eval.py']]
+  commands = [*([*OF_OTHERS.get(flag, ['train.py']), flag] for flag in WRONG), ['eval.py']]
   return dict(zip([*WRONG, ''], run_each(commands), strict=True))
 
 

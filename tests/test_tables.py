@@ -36,7 +36,14 @@ def test_bytes_that_are_not_utf8_can_be_printed():
 
 @pytest.mark.parametrize(
   ('value', 'shown'),
-  [(1234567, '1,234,567'), (0.98765, '0.988'), (40.0, '40'), (4321.6, '4,322'), ('1.0 (0.9)', '1.0 (0.9)')],
+  [
+    (1234567, '1,234,567'),
+    (0.98765, '0.988'),
+    (40.0, '40'),
+    (999.7, '1,000'),
+    (4321.6, '4,322'),
+    ('1.0 (0.9)', '1.0 (0.9)'),
+  ],
 )
 def test_a_cell_has_what_matters_of_a_number(value, shown):
   assert cell(value) == shown

@@ -124,7 +124,6 @@ def run(main: Callable[[Sequence[str]], int], arguments: bool = False) -> None:
     arguments: True if the command takes arguments that are not flags.
   """
 
-  @in_one_line
   def guarded(argv: Sequence[str]) -> int:
     logging.set_verbosity(logging.FATAL)  # Orbax warns of intended behavior, and prints errors that it raises
     sys.unraisablehook = _report_unraisable
@@ -139,7 +138,12 @@ def run(main: Callable[[Sequence[str]], int], arguments: bool = False) -> None:
       sys.exit(0)
     return _parse(argv)
 
-  app.run(guarded, flags_parser=parse)
+  @in_one_line
+  def parse_and_run() -> int:
+    app.run(guarded, flags_parser=parse)
+    return 0
+
+  sys.exit(parse_and_run())
 
 
 def _help(main: Callable[..., int]) -> str:

@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
   parser = Parser('hbf convert', "Read a state_dict of the authors' public code into a run folder, or write one.")
   parser.add_path('file', metavar='FILE', help='file of weights: .pth, .pt, .safetensors or .npz')
   parser.add_run('folder of the run: a new one to make, or with --export the one to read')
-  parser.add_argument('--config', default='cifar10', help='name of the data set, or a file; default: %(default)s')
+  parser.add_argument('--config', help='name of the data set, or a file; default: cifar10')
   parser.add_argument(
     '--heads', type=int, help='heads of a ViT; default: width/d if its matrix M is d×d, and 4 if d is 192'
   )
@@ -27,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     '--average', action='store_true', help='with --export: write the moving average of the parameters'
   )
   flags = parser.parse_args(arguments)
+  _refuse_idle(flags)
   from absl import logging
 
   from hbf.training.machine import keep_freed_memory
@@ -38,6 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
   return 0
 
 
+def _refuse_idle(flags: argparse.Namespace) -> None:
+  """Raise UserError if a flag is given that does nothing with, or without, --export."""
+  reads = {'config': flags.config, 'heads': flags.heads}
+  writes = {'average': flags.average, 'checkpoint': flags.checkpoint != 'latest'}
+  if wrong := [name for name, given in (reads if flags.export else writes).items() if given]:
+    rule = 'does not go with --export: leave one of them out' if flags.export else 'needs --export: add it'
+    raise UserError(f'--{wrong[0]} {rule}')
+
+
 def _import(flags: argparse.Namespace, moved: dict[str, str]) -> str:
   """Make a run folder from a file with the authors' weights. Return a message for the user.
 
@@ -47,7 +57,7 @@ def _import(flags: argparse.Namespace, moved: dict[str, str]) -> str:
   from hbf.training.convert import of_authors
 
   config = read_config(
-    [f'--config={flags.config}', *(f'--config.data.{key}={value}' for key, value in moved.items())]
+    [f'--config={flags.config or "cifar10"}', *(f'--config.data.{key}={value}' for key, value in moved.items())]
   )
   found = of_authors(flags.file, flags.workdir, config, flags.heads)
   return f'{found}\nmade {flags.workdir}: hbf eval --workdir={flags.workdir}'

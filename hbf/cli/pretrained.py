@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from hbf.arguments import Parser
-from hbf.errors import in_one_line
+from hbf.errors import UserError, in_one_line
 
 
 @in_one_line
@@ -22,6 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
   from hbf.training.machine import quiet
 
   if flags.name is None:
+    if flags.workdir:
+      raise UserError(f'--workdir={flags.workdir} needs a model: give the NAME of one, which `hbf pretrained` lists')
     for name in pretrained.names():
       print(f'{name}: {pretrained.describe(name)}')
     return 0

@@ -45,6 +45,11 @@ def main(argv: Sequence[str]) -> int:
   del argv
   cli.check_source(WORKDIR, MODEL, CHECKPOINT, AVERAGE, EDITS, PATCHES)
   cli.refuse_idle((MOVED.folder, PATCHES), (MOVED.root, PATCHES))
+  if DEADLINE.value >= 1000 * TIMEOUT.value:
+    raise UserError(
+      f'--deadline={DEADLINE.value:g} ms is not below --timeout={TIMEOUT.value:g} s, so an image could wait for '
+      'others until it is refused: give a shorter --deadline or a longer --timeout'
+    )
   if PATCHES.value and EDITS.value:
     raise UserError('--patches explains the network without edits: leave out --edits or --patches')
   for package in ('starlette', 'uvicorn'):

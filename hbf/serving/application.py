@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from hbf.errors import UserError
 from hbf.serving.batcher import Batcher, OverloadedError
 from hbf.serving.uploads import NAME, read_upload
-from hbf.training.predict import Classifier
+from hbf.training.predict import NOT_FINITE, Classifier
 
 DECODERS = 2  # threads that decode images; each may need 0.7 GB for the largest image
 TOP = 3  # classes in an answer, if the request does not say a number
@@ -152,7 +152,7 @@ class Service:
     async with self._image(request) as image:
       logits = await self._batcher.logits(image)
       if not np.isfinite(logits).all():
-        raise Refused(500, 'the outputs of the model for this image are not finite: serve another checkpoint')
+        raise Refused(500, f'{NOT_FINITE}: serve another checkpoint')
       return self._answer(form.to_json(form.answer(classes, logits, top)))
 
   async def _patches(self, request: Request) -> Response:
@@ -202,16 +202,16 @@ class Service:
     most, seconds = self._limits.bytes, self._limits.seconds
     if request.headers.get('content-encoding', 'identity').lower() != 'identity':
       raise Refused(415, f'{NAME} is compressed (Content-Encoding): send the image file as it is')
-    too_large = Refused(413, f'{NAME} has more than {most:,} bytes: send a smaller image')
+    too_large = f'{NAME} has more than {most:,} bytes: send a smaller image'
     if int(request.headers.get('content-length', 0)) > most:
-      raise too_large
+      raise Refused(413, too_large)
     content = bytearray()
     try:
       async with asyncio.timeout(seconds):
         async for part in request.stream():
           content += part
           if len(content) > most:
-            raise too_large
+            raise Refused(413, too_large)
     except TimeoutError as error:
       raise Refused(408, f'only {len(content):,} bytes of {NAME} came within {seconds:g} s') from error
     request.state.whole = True
@@ -222,6 +222,8 @@ class Service:
     client = request.client.host if request.client else 'unknown'
     cause = f' [{" ".join(str(refused.__cause__).split())}]' if refused.status == 500 and refused.__cause__ else ''
     log.warning('refused %d %s %s: %s%s', refused.status, client, request.url.path, refused.reason, cause)
+    # They would keep the image in memory until the answer is sent.
+    refused.__traceback__ = refused.__cause__ = refused.__context__ = None
     return Refusal(refused, 0 if hasattr(request.state, 'whole') else self._limits.seconds)
 
   async def _refuse_address(self, request: Request, error: Any) -> Response:

@@ -62,6 +62,7 @@ class Batcher:
     self._sizes = fixed_sizes(batch)
     self._queue: asyncio.Queue[_Waiting] = asyncio.Queue()
     self._thread = futures.ThreadPoolExecutor(1, 'compute')
+    self._turn = asyncio.Lock()
     self.inside = 0  # images in the server
     self.batches = 0  # batches computed
 
@@ -104,7 +105,14 @@ class Batcher:
     return await waiting.logits
 
   async def in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function in the thread that computes the batches, so that no batch is computed at the same time."""
+    """Call a function in the thread that computes the batches, so that no batch is computed at the same time.
+
+    Calls take turns with the batches: only one of them waits for the thread at a time.
+    """
+    async with self._turn:
+      return await self._in_thread(function, *args)
+
+  async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
     return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
   async def _run(self) -> None:
@@ -114,7 +122,7 @@ class Batcher:
         continue
       self.batches += 1
       try:
-        found = await self.in_thread(self._logits, [one.image for one in batch])
+        found = await self._in_thread(self._logits, [one.image for one in batch])
       except Exception as error:  # such as a lack of memory; the requests get it, and the server goes on
         for one in batch:
           if not one.logits.done():

@@ -23,6 +23,7 @@ from hbf.training.workdir import CURE, parse_json
 EXTRAS = {'s3': 's3fs', 'gs': 'gcsfs'}  # the package that reads each kind of bucket; the extra has the kind's name
 BEAT = 10.0  # seconds between two signs of life of a lock's owner
 SILENCE = 60.0  # seconds without a sign of life after which a lock counts as left behind
+_PATTERN = '*?['  # characters that begin a pattern of names
 LOOK = 1.0  # seconds between two looks at the lock of another process
 
 
@@ -45,11 +46,14 @@ class Bucket:
     """Connect to the bucket.
 
     Raises:
-      UserError: the address names a bucket but no folder in it, or the package for this kind of bucket is missing.
+      UserError: the address names a bucket but no folder in it, or has a character of patterns, or the package for
+        this kind of bucket is missing.
     """
     kind = address.partition('://')[0]
     if not re.fullmatch(r'\w+://[^/\s]+(/[^/\s]+)+/?', address) or '/..' in address:
       raise UserError(f'{address} names no folder on a bucket: write {kind}://BUCKET/FOLDER')
+    if found := set(address) & set(_PATTERN):
+      raise UserError(f'{address} has {min(found)!r}, which buckets take for a pattern: choose another --workdir')
     if importlib.util.find_spec(EXTRAS[kind]) is None:
       raise UserError(f"{address} needs the package {EXTRAS[kind]}: install it by pip install 'hbf[{kind}]'")
     import fsspec
@@ -120,9 +124,11 @@ class Bucket:
 
   def remove(self, names: Sequence[str]) -> None:
     """Remove objects. Do nothing for an object that does not exist."""
+    # The store would take a name such as a[1] for a pattern, and remove a1.
+    paths = [re.sub(f'[{re.escape(_PATTERN)}]', r'[\g<0>]', self._path(name)) for name in names]
     with self._naming_trouble(), contextlib.suppress(FileNotFoundError):
-      if names:
-        self._store.rm([self._path(name) for name in names])
+      if paths:
+        self._store.rm(paths)
 
   def _path(self, name: str) -> str:
     return f'{self._root}/{name}'
@@ -239,7 +245,13 @@ class Lock:
 
 def last_term(bucket: Bucket) -> int:
   """Return the number of the run's newest lock, its term (see `Lock`). 0: nobody has locked the run yet."""
-  return max((int(name.split('/')[1]) for name in bucket.names('terms') if name.endswith('/lock.json')), default=0)
+  return max((term_of(name) for name in bucket.names('terms') if name.endswith('/lock.json')), default=0)
+
+
+def term_of(name: str) -> int:
+  """Return the term of an object of a run, a lock or a manifest in `terms`. 0: it is an object of another program."""
+  match = re.fullmatch(r'terms/(\d+)/(lock|manifest)\.json', name)
+  return int(match[1]) if match else 0
 
 
 def _name(term: int) -> str:

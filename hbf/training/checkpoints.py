@@ -272,8 +272,10 @@ class Checkpoints:
         raise ValueError(reason)
       return _select(renamed(read[item], RENAMED), params)
     except Exception as error:
-      others = ', '.join(str(other) for other in sorted(self._manager.all_steps()) if other != step)
+      steps = self._steps()
+      others = ', '.join(str(other) for other in steps if other != step)
       cure = f'use --checkpoint with one of {others}' if others else 'there is no other'
+      cure = cure if step in steps else 'the run goes on and has removed it, so give the same command again'
       raise UserError(f'checkpoint {step} in {self._folder} cannot be read ({first_line(error)}): {cure}') from error
 
   def wait(self) -> None:

@@ -1,7 +1,6 @@
 """Durations in steps, epochs, examples or percent of the run."""
 
 import dataclasses
-import math
 from collections.abc import Iterable
 from fractions import Fraction
 from typing import Protocol
@@ -116,5 +115,7 @@ class Every:
 
   def after(self, step: int) -> int:
     """Return the first step after `step` within which a period ends."""
-    complete = step * self.batch_size // self.period
-    return math.ceil((complete + 1) * self.period / self.batch_size)
+    # In integers, because a run asks this for each call of its program.
+    top, bottom = self.period.numerator, self.period.denominator
+    complete = step * self.batch_size * bottom // top
+    return -(-(complete + 1) * top // (bottom * self.batch_size))

@@ -104,9 +104,18 @@ class Edits:
 
   @functools.cached_property
   def params(self) -> dict[str, np.ndarray]:
-    """The parameters of `hbf.models.edited.Corrections` for these edits. There must be at least one edit."""
+    """The parameters of `hbf.models.edited.Corrections` for these edits. There must be at least one edit.
+
+    Raises:
+      UserError: two centers are the same point, so that no coefficients give each its own change.
+    """
     centers = self._joined('centers')
-    coefficients = np.linalg.solve(self.responses(centers), self._joined('changes').astype(np.float64))
+    try:
+      coefficients = np.linalg.solve(self.responses(centers), self._joined('changes').astype(np.float64))
+    except np.linalg.LinAlgError:
+      raise UserError(
+        'the points of the model are the same for two of the edited examples or tokens: leave one of them out'
+      ) from None
     arrays = {
       'centers': centers,
       'coefficients': coefficients,

@@ -31,22 +31,26 @@ class Evaluation:
     result: the scores by name, tables and curves such as the confusion matrix (`hbf.tasks.task.TaskScores`), and
       facts about the evaluation, such as the run's seed and the device. JSON can hold all values.
     task: the task of the run.
+    copies: the kind of changed copies, if the caller chose it. '': the kind in the run's config.
   """
 
   result: dict[str, Any]
   task: Task
+  copies: str = ''
 
   def save(self, folder: pathlib.Path) -> None:
     """Write the result to the file eval-<split>-<step>.json in a folder. A missing folder is made.
 
-    The name has `-average` after the step if the average was evaluated, and then `-edited` if edits were applied.
+    The name has `-average` after the step if the average was evaluated, then `-edited` if edits were applied, and
+    then the kind of copies if the caller chose it.
 
     Raises:
       UserError: the file cannot be written.
     """
     result, average = self.result, '-average' if self.result['evaluated'] == 'average' else ''
     edited = '-edited' if 'edits' in self.result else ''
-    path = folder / f'eval-{result["split"]}-{result["checkpoint"]}{average}{edited}.json'
+    copies = f'-{self.copies}' if self.copies else ''
+    path = folder / f'eval-{result["split"]}-{result["checkpoint"]}{average}{edited}{copies}.json'
     try:
       with contextlib.suppress(OSError):  # after this error, writing the file fails too, with a message
         folder.mkdir(parents=True, exist_ok=True)
@@ -133,4 +137,4 @@ def evaluate_workdir(
     copies_evaluator = make_evaluator(config, task, restored.model, mesh, splits, task.copies)
     copied = copies_evaluator(restored.params, examples).summary
     summary = summary | {'copies': {name: copied[name] for name in task.result_names}}
-  return Evaluation(about | summary | task.details(found.counts, found.per_example), task)
+  return Evaluation(about | summary | task.details(found.counts, found.per_example), task, copies)

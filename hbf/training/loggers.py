@@ -152,7 +152,7 @@ class MLflow:
     self._run = _identity(workdir, 'mlflow', start, lambda: self._create(workdir.name))
     self._client.update_run(self._run, status='RUNNING')
     self._last = {metric: self._steps(metric) for metric in self._client.get_run(self._run).data.metrics}
-    if not start:
+    if not self._client.get_run(self._run).data.params:  # the run is new here, though training may go on
       params = [Param(key, str(value)) for key, value in flatten(config.to_dict()).items()]
       self._client.log_batch(self._run, params=params)
 

@@ -89,7 +89,7 @@ def run_steps(run: TrainingRun, state: TrainState, step: int) -> tuple[TrainStat
   counts = experiment.clock.calls(step, experiment.steps_per_call, events)
   stacks = train.stacks(experiment.order, step, counts, experiment.steps_per_call)
   with contextlib.closing(stacks), contextlib.closing(run.profiler):
-    run.profiler(step, state)
+    _profile(run, step, state)
     for count, batches in zip(counts, stacks, strict=True):
       # Step. At most one call waits behind the running one. So a signal acts soon, and memory holds few batches.
       stopwatch.begin()
@@ -98,7 +98,7 @@ def run_steps(run: TrainingRun, state: TrainState, step: int) -> tuple[TrainStat
       reporter.flush()
       stopwatch.add(count, done)
       step += count
-      run.profiler(step, state)
+      _profile(run, step, state)
 
       # Report. This resets the totals.
       totals, scores, best = state.totals, None, False
@@ -197,6 +197,13 @@ def _evaluate_again(run: TrainingRun, step: int, state: TrainState) -> None:
     _call_users(run, step, state.totals, scores, _with_rate(run, step, state), ended)
 
 
+def _profile(run: TrainingRun, step: int, state: TrainState) -> None:
+  """Begin or end the trace of some steps, if this is due after a step. To write a trace is no training time."""
+  if run.profiler.is_due(step):
+    with run.stopwatch.paused():
+      run.profiler(step, state)
+
+
 def _call_users(
   run: TrainingRun, step: int, totals: Totals, scores: dict[str, Any] | None, state: TrainState, ended: bool
 ) -> None:
@@ -239,10 +246,11 @@ def train(
   if not processes.is_first():
     console = Console(quiet=True)
   users = Callbacks(callbacks)
-  with signals(guest) as signaled:
-    result = _train(config, workdir, console, devices, dataset, users, lambda: signaled() or users.stopped)
-  users.raise_error()
-  return result
+  try:
+    with signals(guest) as signaled:
+      return _train(config, workdir, console, devices, dataset, users, lambda: signaled() or users.stopped)
+  finally:
+    users.raise_error()  # also if the run could not be saved after it
 
 
 def _train(

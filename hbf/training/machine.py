@@ -60,17 +60,21 @@ def keep_compiled_programs() -> None:
   folder = cache_folder('xla')
   with contextlib.suppress(OSError):
     folder.mkdir(parents=True, exist_ok=True)
+    jax.config.update('jax_compilation_cache_dir', str(folder))
     # JAX's own limit needs one more package, and fails on a folder that was filled without a limit.
     _trim(folder, CACHE_BYTES)
-    jax.config.update('jax_compilation_cache_dir', str(folder))
 
 
 def _trim(folder: pathlib.Path, most: int) -> None:
-  """Remove the least recently read files until the rest take at most `most` bytes."""
+  """Remove the least recently read files until the rest take at most `most` bytes. Subfolders stay as they are.
+
+  XLA keeps the results of its autotuning for GPUs in a subfolder.
+  """
   known = []
   for path in folder.iterdir():
     with contextlib.suppress(FileNotFoundError):  # removed by another run
-      known.append((path.stat().st_atime, path.stat().st_size, path))
+      if path.is_file():
+        known.append((path.stat().st_atime, path.stat().st_size, path))
   total = sum(size for _, size, _ in known)
   for _, size, path in sorted(known):
     if total <= most:

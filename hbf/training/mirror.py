@@ -32,7 +32,7 @@ from hbf.arguments import home_path
 from hbf.data.images.files import file_sha256
 from hbf.errors import UserError
 from hbf.evaluation.tables import say
-from hbf.training.bucket import Bucket, Lock, LockLost, is_bucket
+from hbf.training.bucket import Bucket, Lock, LockLost, is_bucket, term_of
 from hbf.training.machine import cache_folder
 from hbf.training.side_file import EDITS, LEARNED
 from hbf.training.workdir import COPY, CURE, held, naming_trouble, parse_json, read_json, write_json
@@ -202,12 +202,22 @@ class Mirror:
     except BaseException:
       if self._lost:
         raise self._lost from None
-      with contextlib.suppress(UserError):
-        self.push()
+      try:
+        self._push_all()
+      except UserError as error:
+        say(self._console, f'warning: not uploaded: {error}')
       raise
     if self._lost:
       raise self._lost
-    self.push()
+    self._push_all()
+
+  def _push_all(self) -> None:
+    """Upload the folder for the last time. Raise UserError if something keeps changing its files."""
+    if not self.push():
+      raise UserError(
+        f'{self._folder} changes faster than it can be uploaded: end what writes into it, and give the same command '
+        'again'
+      )
 
   def lose(self, error: LockLost) -> None:
     """Remember that the lock is lost, and stop the run as Ctrl-C does."""
@@ -278,7 +288,7 @@ class Mirror:
   def _remove_others(self) -> None:
     """Remove the locks and manifests of earlier owners, and the files that the manifest does not name."""
     kept = {_object(name, about) for name, about in self._uploaded.items()}
-    terms = [name for name in self._bucket.names('terms') if int(name.split('/')[1]) < self._lock.term]
+    terms = [name for name in self._bucket.names('terms') if 0 < term_of(name) < self._lock.term]
     self._bucket.remove(terms + [name for name in self._bucket.names('files') if name not in kept])
 
 
@@ -293,7 +303,7 @@ def _newest(bucket: Bucket) -> _Files | None:
     UserError: the address holds objects that are not a run, or the manifest is damaged.
   """
   for _ in range(_TRIES):
-    terms = [name for name in bucket.names('terms') if name.endswith('/manifest.json')]
+    terms = [name for name in bucket.names('terms') if term_of(name) and name.endswith('/manifest.json')]
     if not terms:
       if not bucket.names('terms') and not bucket.is_empty():
         raise UserError(f'{bucket.address} exists and is not a run: choose another --workdir, or remove it')

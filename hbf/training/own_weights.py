@@ -104,16 +104,16 @@ def find(source: str, key: str) -> Trained | None:
     return _find_packaged(source)
   if path.is_file() or path.suffix in READERS:
     return None
-  if path.parent.name == 'checkpoints':
-    return _find_run(path.parent.parent, path.name, f'step {path.name} of the run')
   if export.is_export(path):
     return _find_export(path)
-  if not (path / 'config.json').exists():
+  if (path / 'config.json').exists():
+    return _find_run(path, 'latest', 'the run')
+  if path.parent.name != 'checkpoints':
     raise UserError(
       f'{key}={source} holds no weights: expected a run folder, a checkpoint of a run (RUN/checkpoints/STEP), an '
       f'exported model, a {", ".join(READERS)} file, or a pretrained model ({", ".join(pretrained.names())})'
     )
-  return _find_run(path, 'latest', 'the run')
+  return _find_run(path.parent.parent, path.name, f'step {path.name} of the run')
 
 
 def _find_run(workdir: pathlib.Path, checkpoint: str, origin: str) -> Trained:

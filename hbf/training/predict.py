@@ -24,6 +24,7 @@ from hbf.training.export import Images, TrainedClassifier
 from hbf.training.learned import Learned, learned_if_any
 
 BATCH = 100  # images
+NOT_FINITE = 'the outputs of the model for this image are not finite'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Answer:
   Attributes:
     image: the path of the image.
     numbers: the names of classes, labels or targets with their numbers; see `AnswerForm.answer`.
-    error: the reason why the image can't be read, in one line. '' if it could be read.
+    error: the reason why there is no answer, in one line. '' if there is one.
     form: the form of the answer, see `Classifier`.
   """
 
@@ -62,7 +63,7 @@ class Answer:
   def to_json(self) -> dict[str, Any]:
     """Return a dict with the path `image` and the entries of `AnswerForm.to_json`.
 
-    If the image can't be read, the dict has only `image` and `error`.
+    Without an answer, the dict has only `image` and `error`.
     """
     if self.error:
       return {'image': self.image, 'error': self.error}
@@ -147,7 +148,9 @@ def _raise_unreadable(error: OSError) -> None:
 
 
 def answer(classifier: Classifier, images: Sequence[str], top: int, batch_size: int = BATCH) -> Iterator[Answer]:
-  """Yield an answer for each image, in the order of `images`. If an image can't be read, its answer has the error.
+  """Yield an answer for each image, in the order of `images`.
+
+  If an image can't be read, or the outputs for it are not finite, its answer has the error.
 
   Args:
     classifier: the classifier.
@@ -167,6 +170,8 @@ def answer(classifier: Classifier, images: Sequence[str], top: int, batch_size: 
       for path, image, scores in zip(paths, read, logits, strict=False):
         if isinstance(image, UserError):
           yield Answer(path, error=' '.join(str(image).split()))
+        elif not np.isfinite(scores).all():
+          yield Answer(path, error=f'{path}: {NOT_FINITE}: take another checkpoint')
         else:
           yield Answer(path, classifier.form.answer(classifier.classes, scores, top), form=classifier.form)
 

@@ -28,7 +28,7 @@ from hbf.training.checkpoints import Checkpoints
 from hbf.training.machine import cache_folder
 from hbf.training.restore import restore, stored_data
 from hbf.training.schema import GONE, RENAMED, renamed
-from hbf.training.workdir import check_place, damaged, read_json, read_result
+from hbf.training.workdir import check_place, damaged, read_json, read_result, reason_of
 
 MODELS = pathlib.Path(__file__).parents[1] / 'pretrained'
 WEIGHTS, CARD, DESCRIPTION = 'model.safetensors', 'README.md', ('config.json', 'data.json', 'result.json')
@@ -73,8 +73,8 @@ def describe(name: str) -> str:
 
 
 def default_workdir(name: str) -> pathlib.Path:
-  """Return the default run folder of `unpack`. Its name contains a checksum of weights and config."""
-  digest = hashlib.sha256(b''.join((folder_of(name) / file).read_bytes() for file in (WEIGHTS, 'config.json')))
+  """Return the default run folder of `unpack`. Its name contains a checksum of the model's files."""
+  digest = hashlib.sha256(b''.join((folder_of(name) / file).read_bytes() for file in (WEIGHTS, *DESCRIPTION)))
   return cache_folder('pretrained') / f'{name}-{digest.hexdigest()[:8]}'
 
 
@@ -106,10 +106,12 @@ def unpack(name: str, workdir: pathlib.Path | None = None) -> pathlib.Path:
         shutil.copyfile(source / file, made / file)
       _write_checkpoint(read_params(name), _result(source)['steps'], made / 'checkpoints')
       made.rename(folder)
-  except OSError as error:
+  except Exception as error:  # Orbax's errors have several types
     if _same(folder / 'result.json', source / 'result.json'):  # another process was faster
       return folder
-    raise UserError(f'{folder} could not be written ({error}): choose another --workdir') from error
+    if (reason := reason_of(error) or (str(error) if isinstance(error, OSError) else None)) is None:
+      raise
+    raise UserError(f'{folder} could not be written ({reason}): choose another --workdir, or make room') from error
   return folder
 
 

@@ -97,6 +97,8 @@ def ended_by_loss() -> Iterator[None]:
   """
   try:
     yield
+  except UserError:  # it is a ValueError too, and may name a folder such as Gloomhaven
+    raise
   except (jax.errors.JaxRuntimeError, ValueError) as error:  # a compiled call of JAX may raise a ValueError instead
     if 'Gloo' not in str(error):
       raise

@@ -55,19 +55,22 @@ class Profiler:
     self._folder = workdir / FOLDER
     self._running = False
 
+  def is_due(self, step: int) -> bool:
+    """Return True if the trace begins or ends after a step."""
+    return self._traced is not None and step in (self._traced.first, self._traced.last)
+
   def __call__(self, step: int, state: Any) -> None:
-    """Begin or end the trace if this is due after a step. In that case, first wait until the devices have taken it.
+    """Begin or end the trace, which is due after a step. First wait until the devices have taken the step.
 
     Args:
       step: the number of steps taken so far.
       state: arrays that these steps have computed.
     """
-    if self._traced and step in (self._traced.first, self._traced.last):
-      jax.block_until_ready(state)
-      self.close()
-      if step == self._traced.first:
-        jax.profiler.start_trace(self._folder, create_perfetto_trace=True)
-        self._running = True
+    jax.block_until_ready(state)
+    self.close()
+    if self._traced and step == self._traced.first:
+      jax.profiler.start_trace(self._folder, create_perfetto_trace=True)
+      self._running = True
 
   def close(self) -> None:
     """End a trace that is running, and write it."""

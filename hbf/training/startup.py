@@ -108,6 +108,13 @@ def introduce(experiment: Experiment, workdir: pathlib.Path, console: Console) -
   )
   for line in lines:
     say(console, line)
+  warmup, steps = experiment.clock.to_steps('optimizer.warmup', config.optimizer.warmup), experiment.clock.steps
+  if warmup >= steps:
+    say(
+      console,
+      f'warning: optimizer.warmup={config.optimizer.warmup} is {warmup:,} steps, and the run has {steps:,}: the '
+      f'learning rate only rises, to {steps / warmup:.0%} of its peak; set a shorter warm-up',
+    )
 
 
 def open_checkpoints(experiment: Experiment, workdir: pathlib.Path) -> contextlib.closing[Checkpoints]:

@@ -21,9 +21,7 @@ from hbf.training.checksum import sha256
 from hbf.training.distillation import Distillation, WithTeacher
 from hbf.training.own_weights import Trained
 from hbf.training.sharding import check_tensor, state_sharding, with_sharding
-from hbf.training.workdir import read_json, write_json
-
-FILE = 'teacher.json'  # in the run folder
+from hbf.training.workdir import TEACHER, read_json, write_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +83,7 @@ class Teacher:
     Raises:
       UserError: the run began with other parameters of the teacher.
     """
-    stored = read_json(workdir / FILE, 'restore it from a copy', 'sha256')
+    stored = read_json(workdir / TEACHER, 'restore it from a copy', 'sha256')
     if stored is not None and stored['sha256'] != self._checksum:
       raise UserError(
         f'train.teacher={self.source} holds other weights than when the run in {workdir} began, such as those of a '
@@ -95,8 +93,8 @@ class Teacher:
   def claim(self, workdir: pathlib.Path) -> None:
     """Write the checksum of the parameters to teacher.json in a run folder. If it has the file, see `check`."""
     self.check(workdir)
-    if not (workdir / FILE).exists():
-      write_json(workdir / FILE, {'source': self.source, 'sha256': self._checksum})
+    if not (workdir / TEACHER).exists():
+      write_json(workdir / TEACHER, {'source': self.source, 'sha256': self._checksum})
 
   @functools.cached_property
   def _checksum(self) -> str:

@@ -18,6 +18,7 @@ from hbf.config.defaults import keys, stage_keys
 from hbf.data.images.arrays import NAME as ARRAYS
 from hbf.errors import UserError, choose, first_line
 from hbf.interop.tensors import load_npz
+from hbf.markdown import printable
 from hbf.tasks.registry import TASKS
 from hbf.tasks.task import Task
 from hbf.training.schema import current, stamp
@@ -49,6 +50,7 @@ MEASURED = ('mean', 'std', 'target_mean', 'target_std')
 _SECTIONS = ('checkpoint', 'data', 'evaluate', 'log', 'model', 'optimizer', 'recipe', 'seed', 'train')
 CURE = 'restore it from a copy, or choose another --workdir'  # of a damaged file of a run, for messages
 DATA_CURE = 'restore it from a copy, or remove it; the data of the run are then not checked'
+TEACHER = 'teacher.json'  # the checksum of a teacher's weights, see hbf.training.teacher
 COPY = '.copy-of'  # a file with an address on a bucket marks a folder as a copy for reading
 PATH_ROOM = 300  # bytes of the longest path inside a run folder, with a margin
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -93,11 +95,17 @@ def check_place(folder: pathlib.Path) -> None:
   """Check the path of a run folder. The folder need not exist.
 
   Raises:
-    UserError: the folder is a URL, or its path is too long, or the system refuses the path.
+    UserError: the folder is a URL, or its path is too long or not UTF-8, or the system refuses the path.
   """
   if is_url(str(folder)):
     url = str(folder).replace(':/', '://', 1)
     raise UserError(f'{url} is a URL, but a local folder is needed here: choose a local --workdir')
+  try:
+    os.fspath(folder.absolute()).encode()
+  except UnicodeEncodeError:
+    raise UserError(
+      f'{printable(str(folder))} is not UTF-8, which checkpoints need: choose another --workdir'
+    ) from None
   # Otherwise a run would fail at its first checkpoint, whose paths are longer.
   if len(os.fsencode(folder.absolute())) + PATH_ROOM > os.pathconf('/', 'PC_PATH_MAX'):
     raise UserError(f'{folder} is too long for the paths of files inside it: choose a shorter --workdir')
@@ -245,10 +253,17 @@ def claim(workdir: pathlib.Path, config: ConfigDict, data: Mapping[str, Any]) ->
 def differences(workdir: pathlib.Path, config: ConfigDict) -> str:
   """Describe the differences of a config from the config of a run folder, see `config_differences`.
 
+  The path of a teacher may differ if the folder has the checksum of its weights, which identifies the teacher.
+
   Returns:
     A text; '' if nothing differs, or the folder holds no run.
   """
-  return config_differences(load_config(workdir), config) if (workdir / 'config.json').exists() else ''
+  if not (workdir / 'config.json').exists():
+    return ''
+  stored = load_config(workdir)
+  if stored.train.teacher and config.train.teacher and (workdir / TEACHER).exists():
+    stored.train.teacher = config.train.teacher
+  return config_differences(stored, config)
 
 
 def config_differences(stored: ConfigDict, config: ConfigDict) -> str:

@@ -1,6 +1,7 @@
 """The log of a run: metrics.jsonl, and the loggers that the config names."""
 
 import json
+import os
 import pathlib
 from collections.abc import Iterable, Mapping
 from types import TracebackType
@@ -12,6 +13,11 @@ from typing_extensions import override
 from hbf.evaluation.scores import Score
 from hbf.training.loggers import Histogram, Loggers
 from hbf.training.workdir import check_kinds, flatten, parse_json, replace_text
+
+# The consequence of the advice to delete a damaged line, for messages.
+_DELETED = (
+  '; a deleted validation score no longer counts for the best checkpoint, train.patience and schedule plateau'
+)
 
 
 class MetricsWriter:
@@ -30,9 +36,15 @@ class MetricsWriter:
     self._loggers = loggers
 
   def write(self, step: int, epoch: float, split: str, **values: Any) -> None:
-    """Write a line. The line survives a crash of the process, but maybe not a crash of the machine."""
+    """Write a line. The line survives a crash of the process, but maybe not a crash of the machine.
+
+    A line of the validation split survives this too. Schedule plateau, early stopping and the choice of the best
+    checkpoint read its scores when the run goes on.
+    """
     self._file.write(json.dumps({'step': step, 'epoch': round(epoch, 4), 'split': split, **values}) + '\n')
     self._file.flush()
+    if split == 'validation':
+      os.fsync(self._file.fileno())
     if self._loggers:
       self._loggers.numbers(step, {f'{split}/{name}': value for name, value in flatten(values).items()})
 
@@ -88,7 +100,7 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
   Raises:
     UserError: another line is damaged.
   """
-  path, cure = workdir / 'metrics.jsonl', 'delete this line; the run logs its steps anew where it takes them again'
+  path, cure = workdir / 'metrics.jsonl', f'delete this line{_DELETED}'
   if not path.exists():
     return []
   lines = path.read_bytes().split(b'\n')[:-1]  # the text after the last newline is incomplete
@@ -121,7 +133,7 @@ def validation_scores(workdir: pathlib.Path, score: Score, rank: str = 'paramete
     rank: 'parameters' for the scores of the parameters, 'average' for those of their average (`checkpoint.rank`).
   """
   lines = [line for line in read_metrics(workdir) if line['split'] == 'validation']
-  source, cure = f'a validation line of {workdir / "metrics.jsonl"}', 'delete this line'
+  source, cure = f'a validation line of {workdir / "metrics.jsonl"}', f'delete this line{_DELETED}'
   found = {}
   for line in lines:
     part: Any = line.get('average') if rank == 'average' else line

@@ -49,6 +49,21 @@ def ask(batcher, numbers):
   return asyncio.run(ask_all())
 
 
+def test_a_batch_waits_for_one_call_and_not_for_all_that_came_before_it():
+  batcher, done = Batcher(Sums(), SHAPE, deadline=0.0), []
+
+  async def ask_after_calls():
+    async with batcher.open():
+      calls = [asyncio.create_task(batcher.in_thread(lambda: done.append(time.sleep(0.01)))) for _ in range(20)]
+      await asyncio.sleep(0)
+      await batcher.logits(image_of(1))
+      before = len(done)
+      await asyncio.gather(*calls)
+      return before
+
+  assert asyncio.run(ask_after_calls()) <= 3 < len(done) == 20
+
+
 @pytest.mark.parametrize('most', [1, 2, 4, 5, 16, 32, 100])
 def test_sizes_are_few_and_waste_less_than_three_quarters(most):
   sizes = fixed_sizes(most)

@@ -80,6 +80,12 @@ def test_changes_are_a_hyperbf_that_interpolates():
   np.testing.assert_allclose(edits.changes(t), changes, rtol=1e-3, atol=1e-4)
 
 
+def test_two_changes_at_the_same_point_are_refused():
+  (edit,) = random_edits(1).edits
+  with pytest.raises(UserError, match='the points of the model are the same for two of the edited'):
+    _ = random_edits(1).added(edit).params
+
+
 def test_an_edited_image_leads_by_the_margin_and_far_images_stay(run, images, wanted, edited):
   z = logits(edited, images)
   for i, label in enumerate(wanted):

@@ -1,5 +1,6 @@
 """Tests of real runs of a toy model on the digits."""
 
+import contextlib
 import io
 import itertools
 import json
@@ -8,6 +9,7 @@ import pathlib
 import shutil
 import signal
 import time
+import types
 
 import jax
 import numpy as np
@@ -18,9 +20,10 @@ from toy_runs import ONE, QUIET, assert_timed, params_of, stop_at
 from hbf.errors import UserError
 from hbf.evaluation.scores import ACCURACY, CLASSIFICATION
 from hbf.tasks import classification, images
-from hbf.training import startup
+from hbf.training import loop, startup
 from hbf.training.checkpoints import Checkpoints
 from hbf.training.evaluate import Evaluation, evaluate_workdir
+from hbf.training.experiment import prepare
 from hbf.training.loop import train
 from hbf.training.state import Diverged
 from hbf.training.workdir import load_config, read_predictions, with_measured
@@ -48,6 +51,61 @@ def test_a_run_leaves_what_the_contract_says(finished):
   config = json.loads((workdir / 'config.json').read_text())
   assert config['optimizer']['center_rate'] == config['model']['width'] ** 0.5  # resolved, as all of it is
   assert 'expansion' not in config['model']
+
+
+def test_an_evaluation_with_copies_has_a_file_of_its_own(tmp_path):
+  scores = {'split': 'test', 'checkpoint': 3, 'evaluated': 'average'}
+  for copies in ('', 'mirror'):
+    Evaluation(scores, classification, copies).save(tmp_path)
+  assert sorted(path.name for path in tmp_path.iterdir()) == [
+    'eval-test-3-average-mirror.json',
+    'eval-test-3-average.json',
+  ]
+
+
+def test_the_error_of_a_callback_is_raised_even_if_the_run_cannot_be_saved_after_it(monkeypatch, tmp_path):
+  def fail(*_):
+    raise KeyError('mine')
+
+  def call_and_fail(config, workdir, console, devices, dataset, users, stopped):
+    users(1, {}, None, last=False)
+    raise Diverged('the loss is not finite')
+
+  monkeypatch.setattr(loop, '_train', call_and_fail)
+  with pytest.raises(KeyError, match='mine') as raised:
+    train(None, tmp_path, QUIET, callbacks=[fail])
+  assert isinstance(raised.value.__context__, Diverged)
+
+
+def test_to_write_a_trace_is_no_training_time():
+  did = []
+
+  class Profile:
+    def is_due(self, step):
+      return step == 3
+
+    def __call__(self, step, state):
+      did.append(step)
+
+  @contextlib.contextmanager
+  def paused():
+    did.append('pause')
+    yield
+    did.append('go on')
+
+  for step in (2, 3):
+    loop._profile(
+      types.SimpleNamespace(profiler=Profile(), stopwatch=types.SimpleNamespace(paused=paused)), step, None
+    )
+  assert did == ['pause', 3, 'go on']
+
+
+@pytest.mark.parametrize(('warmup', 'said'), [('2epochs', True), ('0.5epochs', False)])
+def test_a_warm_up_longer_than_the_run_is_said(toy, tmp_path, warmup, said):
+  printed = io.StringIO()
+  experiment = prepare(toy('model=vit', **{'optimizer.warmup': warmup, 'train.epochs': 1.0}), devices=ONE)
+  startup.introduce(experiment, tmp_path, Console(file=printed, width=500))
+  assert ('warning: optimizer.warmup=2epochs is ' in printed.getvalue()) is said
 
 
 def test_times_agree_with_each_other(finished):

@@ -77,8 +77,10 @@ def test_of_many_compiled_programs_the_latest_stay(tmp_path):
   for age, name in enumerate('abcd'):
     (tmp_path / name).write_bytes(bytes(10))
     os.utime(tmp_path / name, (1000 - age, 2000 + age))  # read, written
+  (tmp_path / 'of_xla').mkdir()  # results of autotuning, on GPUs
+  os.utime(tmp_path / 'of_xla', (0, 0))
   machine._trim(tmp_path, 25)
-  assert sorted(path.name for path in tmp_path.iterdir()) == ['a', 'b']
+  assert sorted(path.name for path in tmp_path.iterdir()) == ['a', 'b', 'of_xla']
 
 
 def test_a_folder_given_to_jax_stays(tmp_path):

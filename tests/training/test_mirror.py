@@ -1,6 +1,7 @@
 """Run folders on a bucket. The bucket is in memory here; `test_buckets` has a server."""
 
 import contextlib
+import io
 import pathlib
 import shutil
 import signal
@@ -286,6 +287,37 @@ def test_trouble_with_a_store_is_named_in_a_line(monkeypatch, error, message):
   monkeypatch.setattr(type(bucket._store), 'cat_file', fails)
   with pytest.raises(UserError, match=message):
     bucket.read('x')
+
+
+def test_an_address_with_a_pattern_is_refused_and_names_are_no_patterns(tmp_path):
+  with pytest.raises(UserError, match=r"lr\[1\] has '\[', which buckets take for a pattern: choose another"):
+    Bucket('memory://bucket/runs/lr[1]')
+  bucket, names = Bucket(ADDRESS), ['a1', 'a[1]', 'b', 'b*', 'c?', 'cd']
+  for name in names:
+    bucket.write(name, b'')
+  bucket.remove(['a[1]', 'b*', 'c?'])
+  assert bucket.names() == ['a1', 'b', 'cd']
+
+
+def test_objects_of_other_programs_among_the_locks_stay():
+  Bucket(ADDRESS).write('terms/.DS_Store', b'')
+  for step in (1, 2):
+    with mirrored(ADDRESS, QUIET) as folder:
+      fill(folder, step)
+  assert 'terms/.DS_Store' in Bucket(ADDRESS).names('terms')
+  assert {'checkpoints/1/_CHECKPOINT_METADATA', 'checkpoints/2/params/d/1'} <= contents(local_copy(ADDRESS)).keys()
+
+
+@pytest.mark.parametrize('error', [None, KeyError])
+def test_a_folder_that_never_rests_is_not_called_uploaded(monkeypatch, error):
+  said, expected = io.StringIO(), pytest.raises(error or UserError, match=None if error else 'changes faster than it')
+  with expected, mirrored(ADDRESS, Console(file=said, width=500)) as folder:
+    fill(folder, 4)
+    monkeypatch.setattr(mirror, '_stage', lambda *_: None)
+    if error:
+      raise error
+  assert 'has all files' not in said.getvalue()
+  assert ('warning: not uploaded' in said.getvalue()) is bool(error)
 
 
 def test_a_damaged_or_missing_file_is_named():

@@ -1,6 +1,7 @@
 """Tests of runs that start from weights of this package: of a run, a checkpoint, an export or a pretrained model."""
 
 import io
+import shutil
 
 import jax
 import numpy as np
@@ -71,6 +72,13 @@ def test_every_form_of_a_run_holds_the_same_weights(toy, trained, exported, pack
     given = start(toy, source)
     assert_equal(given.params, expected)
     assert given.source == f'{origin} of {source}, with its head'
+
+
+def test_a_folder_named_checkpoints_may_hold_runs(trained, exported, tmp_path):
+  for source, origin in ((trained, 'the run'), (exported, 'the exported model')):
+    shutil.copytree(source, tmp_path / 'checkpoints' / 'x', dirs_exist_ok=False)
+    assert own_weights.find(str(tmp_path / 'checkpoints' / 'x'), 'init_from').origin == origin
+    shutil.rmtree(tmp_path / 'checkpoints')
 
 
 def test_a_pretrained_model_is_read_where_it_is(monkeypatch):

@@ -145,6 +145,14 @@ def test_what_can_not_be_read_is_named_and_the_rest_answered(run, own):
   assert len(lines) == 4 and f'{gray.numbers[0][0]} {gray.numbers[0][1]:.1%}' in lines[2]
 
 
+def test_outputs_that_are_not_finite_are_no_answer(own):
+  paths = [str(own / 'gray.png'), str(own / 'more' / 'rgba.png')]
+  classifier = Classifier(['a', 'b'], (8, 8, 1), lambda images: np.array([[0.0, 1.0], [np.nan, 0.0]]))
+  good, bad = answer(classifier, paths, top=2)
+  assert good.numbers and not good.error
+  assert bad.error == f'{paths[1]}: the outputs of the model for this image are not finite: take another checkpoint'
+
+
 def test_oblong_images_are_taken_as_they_are_stored(tmp_path):
   classifier = Classifier(['a', 'b'], (4, 6, 1), lambda images: np.zeros((len(images), 2)))
   for name, size in (('fits', (6, 4)), ('not', (4, 6))):

@@ -80,6 +80,28 @@ def test_two_first_uses_at_once_share_one_folder(models, monkeypatch):
   assert [*folder.parent.iterdir()] == [folder] and folder == pretrained.default_workdir('toy')
 
 
+def test_a_full_disk_is_a_line(models, tmp_path, monkeypatch):
+  def full(*_):
+    raise ValueError('Error writing "x": No space left on device')  # as TensorStore says it
+
+  monkeypatch.setattr(pretrained, '_write_checkpoint', full)
+  with pytest.raises(UserError, match=r'mine could not be written \(no space left on device\): choose another'):
+    pretrained.unpack('toy', tmp_path / 'mine')
+  assert not (tmp_path / 'mine').exists()
+
+
+def test_a_model_that_changes_gets_another_folder(models):
+  before = pretrained.unpack('toy')
+  result = json.loads((models / 'toy' / 'result.json').read_text())
+  (models / 'toy' / 'result.json').write_text(json.dumps(result | {'more': 1}))
+  assert pretrained.unpack('toy') != before
+
+
+def test_a_folder_without_a_model_is_refused(models, tmp_path, capsys):
+  assert cli.main([f'--workdir={tmp_path / "mine"}']) == 1
+  assert 'needs a model: give the NAME of one' in capsys.readouterr().err
+
+
 def test_damaged_weights_leave_no_folder(models, tmp_path):
   (models / 'toy' / 'model.safetensors').write_bytes(b'torn')
   with pytest.raises(UserError):

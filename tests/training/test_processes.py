@@ -348,6 +348,8 @@ def test_a_loss_has_a_status_of_its_own_and_other_errors_pass(monkeypatch, kind)
     raise kind('UNKNOWN: Gloo AllGather failed: Connection closed by peer')
   with pytest.raises(kind, match='no room'), processes.ended_by_loss():
     raise kind('no room')
+  with pytest.raises(UserError, match='Gloomhaven'), processes.ended_by_loss():
+    raise UserError('Gloomhaven exists and is not a run')
   assert ended == [processes.LOST_STATUS]
 
 

@@ -112,6 +112,33 @@ def test_a_command_that_takes_no_bucket_says_so():
     load_config(pathlib.Path('s3://bucket/run'))
 
 
+def test_a_folder_whose_name_is_not_utf8_is_refused():
+  with pytest.raises(UserError, match=r'runs/r\\udce9 is not UTF-8, which checkpoints need: choose another'):
+    workdir.check_place(pathlib.Path(os.fsdecode(b'runs/r\xe9')))
+
+
+def test_a_teacher_may_move_if_its_weights_have_a_checksum(tmp_path, toy):
+  taught = {'train.teacher': 'runs/a', 'train.teacher_weight': 0.5}
+  claim(tmp_path, toy(**taught), DATA)
+  moved = toy(**taught | {'train.teacher': 'runs/a/checkpoints/10'})
+  with pytest.raises(UserError, match=r'train\.teacher is'):
+    claim(tmp_path, moved, DATA)
+  (tmp_path / workdir.TEACHER).write_text('{}')
+  claim(tmp_path, moved, DATA)
+  with pytest.raises(UserError, match=r'train\.teacher is'):
+    claim(tmp_path, toy(), DATA)
+
+
+def test_scores_that_the_run_reads_again_are_on_disk(tmp_path, monkeypatch):
+  synced = []
+  with MetricsWriter(tmp_path, 0) as writer:
+    monkeypatch.setattr(os, 'fsync', synced.append)
+    writer.write(1, 0.1, 'train', loss=1.0)
+    assert not synced
+    writer.write(1, 0.1, 'validation', loss=1.0)
+  assert len(synced) == 1
+
+
 def test_a_new_folder_is_no_trouble(tmp_path):
   workdir.check_place(tmp_path / 'new' / 'run')
 
