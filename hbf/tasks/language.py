@@ -95,7 +95,10 @@ class Language(Task):
     found = {'train': tokens[:held], 'validation': tokens[held:], 'test': self.dataset.splits['test']}
     check_length('the text to train on', len(found['train']), self.length)
     if len(found['test']) < self.least:
-      raise UserError(f'{self.dataset.name} has no text to test on: take a longer text')
+      raise UserError(
+        f'the text to test on, of {self.dataset.name}, has {len(found["test"]):,} tokens: expected {self.least:,} or '
+        'more; take a longer text, or set a smaller data.length'
+      )
     return {name: Text(part, self.length) for name, part in found.items() if len(part) >= self.least}
 
   @property
@@ -244,7 +247,9 @@ class MaskedToken(Language):
   def _model_batch(self, keys: jax.Array, tokens: jax.Array, present: jax.Array) -> ModelBatch:
     tokens, present = tokens[:, :-1], present[:, :-1]
     masked = self._masked(keys)
-    return ModelBatch(jnp.where(masked, self.dataset.tokenizer.vocabulary, tokens), (tokens, masked & present))
+    # An incomplete window does not count: its tokens would see what fills it, which the network does not know.
+    counted = masked & present.all(axis=1, keepdims=True)
+    return ModelBatch(jnp.where(masked, self.dataset.tokenizer.vocabulary, tokens), (tokens, counted))
 
   def _masked(self, keys: jax.Array) -> jax.Array:
     """Return booleans [B, T], True for the masked tokens of a window, from a random key for each window, [B]."""
@@ -254,8 +259,8 @@ class MaskedToken(Language):
   @property
   @override
   def least(self) -> int:
-    """The number of tokens up to the first masked one of an evaluation. In a shorter text, no prediction counts."""
-    return max(super().least, int(self._masked(_eval_keys(jnp.arange(1)))[0].argmax()) + 1)
+    """The number of tokens in a window. In a shorter text, no prediction counts."""
+    return max(super().least, self.length)
 
 
 def _eval_keys(index: jax.Array) -> jax.Array:

@@ -89,15 +89,19 @@ def test_the_end_of_train_is_held_out():
   assert task().splits(0.0).keys() == {'train', 'test'}
 
 
-def test_a_text_in_which_no_token_is_masked_is_not_evaluated():
+def test_a_text_shorter_than_a_window_is_not_evaluated_with_masks():
   made = task('masked_token')
-  _, (_, counted) = seen(made, [0])
-  first = int(counted[0].argmax())
-  assert first > 1  # so that a shorter text has two tokens
-  task('masked_token', test=TEXT[: first + 1]).splits(0.1)
-  with pytest.raises(UserError, match='letters has no text to test on: take a longer text'):
-    task('masked_token', test=TEXT[:first]).splits(0.1)
-  assert 'validation' not in made.splits(first / len(TEXT)) and 'validation' in made.splits((first + 1) / len(TEXT))
+  task('masked_token', test=TEXT[: made.length]).splits(0.1)
+  with pytest.raises(UserError, match=r'text to test on, of letters, has 15 tokens: expected 16 or more'):
+    task('masked_token', test=TEXT[: made.length - 1]).splits(0.1)
+  for count in (made.length - 1, made.length):
+    assert ('validation' in made.splits(count / len(TEXT))) is (count == made.length)
+
+
+def test_hidden_tokens_of_an_incomplete_window_do_not_count():
+  made = task('masked_token')
+  _, (_, counted) = seen(made, [17, 18])
+  assert len(TEXT) % made.length and counted.sum(axis=1).tolist() == [made.predictions, 0]
 
 
 def test_bytes_of_a_character_count_each():
@@ -113,5 +117,5 @@ def test_bytes_of_a_character_count_each():
 def test_a_text_shorter_than_a_window_is_refused():
   with pytest.raises(UserError, match=r'the text to train on has 300 tokens, a window has 300: .* data.length'):
     task(length=300).splits(0.0)
-  with pytest.raises(UserError, match='no text to test on'):
+  with pytest.raises(UserError, match='the text to test on, of letters, has 1 tokens: expected 2 or more'):
     task(test=TEXT[:1]).splits(0.0)
