@@ -42,8 +42,8 @@ class Logger(Protocol):
   def images(self, step: int, name: str, images: np.ndarray) -> None:
     """Receive images under a name such as 'train/images', uint8 [n, H, W, C] with 1 or 3 channels."""
 
-  def close(self) -> None:
-    """End the connection. A later process may open it again, to continue the run."""
+  def close(self, finished: bool) -> None:
+    """End the connection. If the run is not finished, a later process may open it again, to continue the run."""
 
 
 class TensorBoard:
@@ -86,7 +86,7 @@ class TensorBoard:
     """Write the images as one picture."""
     self._writer.add_images(name, images, step, dataformats='NHWC')
 
-  def close(self) -> None:
+  def close(self, finished: bool) -> None:
     """Close the files."""
     self._writer.close()
 
@@ -129,9 +129,9 @@ class WandB:
     """Send the images."""
     self._run.log({name: [self._wandb.Image(image.squeeze()) for image in images]}, step=step)
 
-  def close(self) -> None:
-    """Send what is left, and end the run."""
-    self._run.finish()
+  def close(self, finished: bool) -> None:
+    """Send what is left, and mark the run as finished or as failed."""
+    self._run.finish(exit_code=0 if finished else 1)
 
 
 class MLflow:
@@ -177,9 +177,9 @@ class MLflow:
   def images(self, step: int, name: str, images: np.ndarray) -> None:
     """Send nothing."""
 
-  def close(self) -> None:
-    """Mark the run as finished."""
-    self._client.set_terminated(self._run)
+  def close(self, finished: bool) -> None:
+    """Mark the run as finished or as killed."""
+    self._client.set_terminated(self._run, status='FINISHED' if finished else 'KILLED')
 
 
 LOGGERS: dict[str, type[TensorBoard] | type[WandB] | type[MLflow]] = {
@@ -219,7 +219,7 @@ class Loggers:
       try:
         self._loggers[name] = LOGGERS[name](config, workdir, start)
       except Exception as error:
-        self.close()
+        self.close(finished=False)
         raise UserError(f'log.to={name} cannot start ({_line(error)}): mend this, or leave {name} out') from error
 
   def numbers(self, step: int, values: Mapping[str, float]) -> None:
@@ -234,9 +234,9 @@ class Loggers:
     """Send images to all loggers; see `Logger.images`."""
     self._send(lambda logger: logger.images(step, name, images))
 
-  def close(self) -> None:
-    """Close all loggers."""
-    self._send(lambda logger: logger.close())
+  def close(self, finished: bool) -> None:
+    """Close all loggers; see `Logger.close`."""
+    self._send(lambda logger: logger.close(finished))
     self._loggers = {}
 
   def _send(self, call: Callable[[Logger], None]) -> None:

@@ -34,6 +34,7 @@ class MetricsWriter:
     replace_text(self._path, ''.join(json.dumps(line) + '\n' for line in kept))
     self._file = open(self._path, 'a')  # noqa: SIM115 (closed in close)
     self._loggers = loggers
+    self._finished = False
 
   def write(self, step: int, epoch: float, split: str, **values: Any) -> None:
     """Write a line. The line survives a crash of the process, but maybe not a crash of the machine.
@@ -43,6 +44,7 @@ class MetricsWriter:
     """
     self._file.write(json.dumps({'step': step, 'epoch': round(epoch, 4), 'split': split, **values}) + '\n')
     self._file.flush()
+    self._finished = split == 'test'  # the last line of a run
     if split == 'validation':
       os.fsync(self._file.fileno())
     if self._loggers:
@@ -62,7 +64,7 @@ class MetricsWriter:
     """Close the file and the loggers."""
     self._file.close()
     if self._loggers:
-      self._loggers.close()
+      self._loggers.close(self._finished)
 
   def __enter__(self) -> 'MetricsWriter':
     return self

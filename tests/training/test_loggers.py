@@ -10,6 +10,7 @@ from flax.traverse_util import flatten_dict
 from toy_runs import ONE, QUIET, params_of
 
 from hbf.errors import Notice, UserError
+from hbf.training import loggers
 from hbf.training.experiment import make_plan
 from hbf.training.loggers import LOGGERS, Loggers, check_loggers
 from hbf.training.loop import train
@@ -143,6 +144,30 @@ def test_a_run_goes_on_without_a_logger_that_fails(monkeypatch, tmp_path, toy):
   assert [line['loss'] for line in read_metrics(tmp_path)] == [1.0, 0.5]
 
 
+class Kept(Failing):
+  """A logger that says whether the run was finished."""
+
+  def __init__(self, closed):
+    self.closed = closed
+
+  def numbers(self, step, values):
+    pass
+
+  def close(self, finished):
+    self.closed.append(finished)
+
+
+@pytest.mark.parametrize(('splits', 'finished'), [(['train'], False), (['train', 'test'], True), ([], False)])
+def test_a_logger_is_told_whether_the_run_is_finished(monkeypatch, tmp_path, toy, splits, finished):
+  closed = []
+  monkeypatch.setitem(LOGGERS, 'kept', lambda *_: Kept(closed))
+  monkeypatch.setattr(loggers, 'check_loggers', lambda _: ('kept',))
+  with MetricsWriter(tmp_path, 0, Loggers(toy(**{'log.to': 'kept'}), tmp_path, 0)) as writer:
+    for split in splits:
+      writer.write(1, 0.1, split, loss=1.0)
+  assert closed == [finished]
+
+
 def test_a_logger_that_cannot_start_is_a_line(monkeypatch, tmp_path, toy):
   monkeypatch.setitem(LOGGERS, 'closed', Closed)
   with pytest.raises(UserError, match=r'log.to=closed cannot start \(no route\): mend this, or leave closed out'):
@@ -179,7 +204,7 @@ def test_mlflow_has_each_number_once_if_steps_are_taken_again(mlflow_client, tmp
     loggers = Loggers(config, tmp_path, start)
     for step in steps:
       loggers.numbers(step, {'train/loss': float(step)})
-    loggers.close()
+    loggers.close(finished=True)
   _, found = read_mlflow(mlflow_client)
   assert found == [('train/loss', step, float(step)) for step in (1, 2, 3, 4)]
 
