@@ -128,7 +128,9 @@ class Service:
       Route('/patches', self._patches, methods=['POST']),
     ]
     handlers: Any = {Refused: self._refuse, HTTPException: self._refuse_address}
-    return Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
+    made = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
+    made.router.redirect_slashes = False  # an unknown address is refused with a reason
+    return made
 
   @contextlib.asynccontextmanager
   async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -221,7 +223,8 @@ class Service:
     self._count[refused.status] += 1
     client = request.client.host if request.client else 'unknown'
     cause = f' [{" ".join(str(refused.__cause__).split())}]' if refused.status == 500 and refused.__cause__ else ''
-    log.warning('refused %d %s %s: %s%s', refused.status, client, request.url.path, refused.reason, cause)
+    path = request.url.path.encode('unicode_escape').decode()  # it may have bytes that change a terminal
+    log.warning('refused %d %s %s: %s%s', refused.status, client, path, refused.reason, cause)
     # They would keep the image in memory until the answer is sent.
     refused.__traceback__ = refused.__cause__ = refused.__context__ = None
     return Refusal(refused, 0 if hasattr(request.state, 'whole') else self._limits.seconds)

@@ -10,6 +10,7 @@ from typing import Any
 import h11
 import uvicorn
 from starlette.applications import Starlette
+from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hbf.errors import UserError
@@ -21,12 +22,13 @@ log = logging.getLogger('hbf.serve')
 
 
 class GuardedProtocol(H11Protocol):
-  """A connection that is closed if the headers of a request do not come in time.
+  """A connection that is closed if the headers of a request do not come in time, or answers are not read in time.
 
-  Uvicorn itself would wait for them without end.
+  Uvicorn itself would wait for both without end.
   """
 
   _late: Any = None  # timer of the head that is awaited
+  _unread: Any = None  # timer of the answers that the client does not read
 
   def connection_made(self, transport: Any) -> None:
     """Accept the connection, or refuse it if there are too many."""
@@ -39,7 +41,27 @@ class GuardedProtocol(H11Protocol):
   def connection_lost(self, exc: Exception | None) -> None:
     """Stop the timer that waits for the headers of a request."""
     self._stop_timer()
+    self.resume_writing()
     super().connection_lost(exc)
+
+  def pause_writing(self) -> None:
+    """Wait until the client reads its answers, but not without end."""
+    super().pause_writing()
+    self._unread = self.loop.call_later(self.timeout_keep_alive, self.transport.abort)
+
+  def resume_writing(self) -> None:
+    """Go on: the client reads."""
+    if self._unread is not None:
+      self._unread.cancel()
+      self._unread = None
+    super().resume_writing()
+
+  @override
+  def send_400_response(self, msg: str) -> None:
+    if self.cycle and self.cycle.response_started and not self.cycle.response_complete:
+      self.transport.close()  # the connection can take no second answer
+    else:
+      self._refuse(400, f'the request is no valid HTTP ({msg})')
 
   def data_received(self, data: bytes) -> None:
     """Take data from the client. If they belong to a request that is already answered, close the connection."""
@@ -69,7 +91,7 @@ class GuardedProtocol(H11Protocol):
     body = json.dumps({'error': reason}).encode()
     again = [('retry-after', '1')] if status == 503 else []
     headers = [('content-type', 'application/json'), ('content-length', str(len(body))), ('connection', 'close')]
-    phrase = {408: 'Request Timeout', 503: 'Service Unavailable'}[status]
+    phrase = {400: 'Bad Request', 408: 'Request Timeout', 503: 'Service Unavailable'}[status]
     head = [f'HTTP/1.1 {status} {phrase}', *(f'{name}: {value}' for name, value in headers + again)]
     self.transport.write('\r\n'.join([*head, '', '']).encode() + body)
     self.transport.close()

@@ -131,6 +131,8 @@ def test_the_page_and_the_health_address(server):
     ('POST', '/patches', b'hello', {}, 404, 'start it with --patches'),
     ('GET', '/predict', None, {}, 405, 'POST an image to /predict'),
     ('POST', '/nothing', bytes(10**7), {}, 404, 'POST /nothing is not known'),
+    ('POST', '/predict/', b'', {}, 404, 'POST /predict/ is not known'),
+    ('GET', '/%1b', b'', {}, 404, 'GET /'),
   ],
 )
 def test_wrong_requests_are_told_so_and_logged_in_a_line(server, method, path, body, headers, status, said):
@@ -205,7 +207,28 @@ def test_a_client_that_leaves_is_logged(server):
 
 def test_what_is_no_http_is_refused(server):
   with server.open(b'\x00\x01 nonsense\r\n\r\n') as client:
-    assert client.recv(10**6).startswith(b'HTTP/1.1 400 ')
+    received = client.recv(10**6)
+  assert received.startswith(b'HTTP/1.1 400 ') and b'{"error": "the request is no valid HTTP' in received
+  assert server.says('refused 400 127.0.0.1: the request is no valid HTTP')
+
+
+def test_a_broken_body_after_an_answer_closes_the_connection(server):
+  with server.open(b'POST /nothing HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n') as client:
+    assert client.recv(10**6).startswith(b'HTTP/1.1 404 ')
+    client.sendall(b'no chunk\r\n\r\n')
+    while client.recv(10**6):
+      pass
+
+
+def test_a_client_that_does_not_read_is_left(server):
+  many = b'GET / HTTP/1.1\r\nHost: localhost\r\n\r\n' * 20_000
+  with server.open() as client:
+    client.settimeout(60)
+    begin = time.perf_counter()
+    with pytest.raises(OSError):
+      while time.perf_counter() - begin < 60:
+        client.sendall(many)
+  assert time.perf_counter() - begin < 3 * SECONDS + 20
 
 
 def test_data_after_an_answer_close_the_connection(server):
