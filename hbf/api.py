@@ -26,6 +26,7 @@ from hbf.editing.editor import REACH, check_options
 from hbf.editing.guard import Reader
 from hbf.editing.learn import check_names, learn_images, nothing_learned
 from hbf.errors import UserError
+from hbf.evaluation.batches import in_batches
 from hbf.models.generation import Sampling
 from hbf.models.language import LanguageModel
 from hbf.options import whole
@@ -400,15 +401,12 @@ class Run:
     """
     whole(1).check('batch_size', batch_size)
     checked = self._checked(images)
-    size = min(batch_size, len(checked))
-    found = []
-    for start in range(0, len(checked), size):
-      batch = checked[start : start + size]
-      # The last batch is padded, so that one program serves all batches.
-      padded = np.concatenate([batch, np.zeros((size - len(batch), *batch.shape[1:]), np.uint8)])
-      outputs = self._outputs(self.params, jax.device_put(padded, self.device))
-      found.append(np.asarray(outputs, np.float64)[: len(batch)])
-    return np.asarray(self.task.answers.numbers(np.concatenate(found)), np.float32)
+
+    def outputs(batch: np.ndarray) -> jax.Array:
+      return self._outputs(self.params, jax.device_put(batch, self.device))
+
+    found = in_batches(outputs, checked, min(batch_size, len(checked)))
+    return np.asarray(self.task.answers.numbers(np.asarray(found, np.float64)), np.float32)
 
   def normalize(self, images: Any) -> jax.Array:
     """Return normalized float32 images [N, H, W, C] for the model. See `predict` for the argument and the errors."""
@@ -582,11 +580,11 @@ class Run:
 
   @functools.cached_property
   def _outputs(self) -> Callable[[Any, jax.Array], jax.Array]:
-    mean, std = self.task.mean, self.task.std
+    mean, std, about = self.task.mean, self.task.std, self.task.about()
 
     def outputs(params: Any, images: jax.Array) -> jax.Array:
       logits = self.model.apply({'params': params}, normalize(images, mean, std), train=False)
-      return jnp.asarray(self.task.outputs(jnp.asarray(logits, jnp.float32)))
+      return jnp.asarray(self.task.outputs(jnp.asarray(logits, jnp.float32), about))
 
     return jax.jit(outputs)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import flax.linen as nn
@@ -163,8 +163,15 @@ class ImageTask(Task):
     """Return additional facts for the config.json of an exported network. By default there are none."""
     return {}
 
-  def outputs(self, logits: jax.Array) -> jax.Array:
-    """Return what an exported network returns for these logits [B, K]: by default the logits themselves."""
+  @staticmethod
+  def outputs(logits: jax.Array, about: Mapping[str, Any]) -> jax.Array:
+    """Return what a network, or its export, answers for these logits [B, K]: by default the logits themselves.
+
+    Args:
+      logits: the outputs of the network's head.
+      about: facts that contain those of `about`.
+    """
+    del about
     return logits
 
   # Data.

@@ -73,9 +73,10 @@ class Regression(ImageTask):
   def about(self) -> dict[str, Any]:
     return {'target_mean': [*self.target_mean], 'target_std': [*self.target_std]}
 
-  def outputs(self, logits: jax.Array) -> jax.Array:
-    """Return predicted values [B, K] in the units of the data, from standardized values `logits` [B, K]."""
-    return in_units(logits, self.target_mean, self.target_std)
+  @staticmethod
+  @override
+  def outputs(logits: jax.Array, about: Mapping[str, Any]) -> jax.Array:
+    return logits * jnp.asarray(about['target_std']) + jnp.asarray(about['target_mean'])
 
   def measure(self, config: ConfigDict, train: Input | None) -> ConfigDict:
     """Return the config with the mean and the standard deviation of each channel and each target.
@@ -123,7 +124,7 @@ class Regression(ImageTask):
 
   def add_counts(self, counts: tuple[()], logits: jax.Array, targets: Any) -> tuple[tuple[()], dict[str, jax.Array]]:
     """Return the empty counts, and `targets` and `predictions`, float32 [B, K] each, in the units of the data."""
-    return counts, {'targets': targets[0], 'predictions': self.outputs(logits.astype(jnp.float32))}
+    return counts, {'targets': targets[0], 'predictions': self.outputs(logits.astype(jnp.float32), self.about())}
 
   @override
   def summarize(self, counts: tuple[()], per_example: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -145,11 +146,3 @@ class Regression(ImageTask):
     See `hbf.evaluation.regression.determination_terms`.
     """
     return determination_terms(per_example['targets'], per_example['predictions'])
-
-
-def in_units(outputs: jax.Array, mean: Sequence[float], std: Sequence[float]) -> jax.Array:
-  """Convert standardized values `outputs` [B, K] to the units of the data.
-
-  The arguments `mean` and `std` have the mean and the standard deviation of each of the K targets.
-  """
-  return outputs * jnp.asarray(std) + jnp.asarray(mean)

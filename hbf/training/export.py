@@ -29,7 +29,6 @@ from hbf.models.build import abstract_params, build_model, unrolled
 from hbf.models.edited import EditedClassifier
 from hbf.tasks.images import ImageTask
 from hbf.tasks.registry import TASKS
-from hbf.tasks.regression import in_units
 from hbf.training.restore import check_on_images, restore, stored_dataset, with_edits
 from hbf.training.schema import GONE, RENAMED, current
 from hbf.training.schema import VERSION as SCHEMA
@@ -115,7 +114,7 @@ def trained(about: Mapping[str, Any], params: Any) -> TrainedClassifier:
   def logits(params: Mapping[str, Any], images: Images) -> jax.Array:
     variables = {'params': unflatten_dict(dict(params), sep='/')}
     outputs = jnp.asarray(network.apply(variables, normalize(jnp.asarray(images), mean, std), train=False))
-    return in_units(outputs, about['target_mean'], about['target_std']) if 'target_mean' in about else outputs
+    return image_task(about).outputs(outputs, about)
 
   return TrainedClassifier(about, flatten_dict(params, sep='/'), logits)
 

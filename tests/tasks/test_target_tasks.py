@@ -83,7 +83,7 @@ def test_the_loss_of_values_is_of_standardized_ones(huber):
   squares = np.square(error)
   expected = np.where(error > huber, huber * (error - huber / 2), squares / 2) if huber else squares
   assert found == pytest.approx(expected.mean(), rel=1e-4) and right == 0
-  np.testing.assert_allclose(task.outputs(task.loss_targets(values)), values, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(task.outputs(task.loss_targets(values), task.about()), values, rtol=1e-5, atol=1e-6)
 
 
 def test_given_levels_of_pixels_are_kept():
