@@ -265,18 +265,23 @@ class Checkpoints:
         f'checkpoint {step} in {self._folder} has no average of the parameters (train.average was 0): '
         'evaluate the parameters themselves, or train with --config.train.average=0.999'
       )
+    problem: Exception | None = None
     try:
       with _ending_reads():
         _, sums, read = self._read(step, {item: self._as_saved(step, params, former)})
-      if reason := _describe_changed(read, sums):
-        raise ValueError(reason)
-      return _select(renamed(read[item], RENAMED), params)
+      found = _select(renamed(read[item], RENAMED), params)
     except Exception as error:
-      steps = self._steps()
-      others = ', '.join(str(other) for other in steps if other != step)
-      cure = f'use --checkpoint with one of {others}' if others else 'there is no other'
-      cure = cure if step in steps else 'the run goes on and has removed it, so give the same command again'
-      raise UserError(f'checkpoint {step} in {self._folder} cannot be read ({first_line(error)}): {cure}') from error
+      problem = error
+    reason = first_line(problem) if problem else ''
+    # Processes that share arrays must all have read the checkpoint before they compute checksums together.
+    reason = max(processes.exchange(reason)) if _in_several_processes(params) else reason
+    if not (reason := reason or _describe_changed(read, sums)):
+      return found
+    steps = self._steps()
+    others = ', '.join(str(other) for other in steps if other != step)
+    cure = f'use --checkpoint with one of {others}' if others else 'there is no other'
+    cure = cure if step in steps else 'the run goes on and has removed it, so give the same command again'
+    raise UserError(f'checkpoint {step} in {self._folder} cannot be read ({reason}): {cure}') from problem
 
   def wait(self) -> None:
     """Wait until the saved checkpoints are complete."""
@@ -301,6 +306,12 @@ def _manager(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
   # Lightweight: otherwise the folder could not be opened if the metadata of one checkpoint are damaged.
   made = ocp.CheckpointManagerOptions(**options, lightweight_initialize=True)
   return ocp.CheckpointManager(folder.absolute(), options=made, item_names=ITEMS)
+
+
+def _in_several_processes(tree: Any) -> bool:
+  """Return True if arrays of a tree, or the arrays that its shapes describe, lie on devices of several processes."""
+  shardings = [getattr(leaf, 'sharding', None) for leaf in jax.tree.leaves(tree)]
+  return any(sharding is not None and not sharding.is_fully_addressable for sharding in shardings)
 
 
 def _alone() -> ocp.options.MultiprocessingOptions:

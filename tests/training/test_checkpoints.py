@@ -341,3 +341,13 @@ def test_a_damaged_checkpoint_is_not_evaluated_and_the_others_are_named(tmp_path
     with pytest.raises(UserError, match=r'checkpoint 2 in .* cannot be read \(.+\): use --checkpoint with one of 1$'):
       checkpoints.restore_params(2, state(0).params)
   assert names(tmp_path) == ['1', '2']
+
+
+def test_a_process_that_could_read_hears_of_one_that_could_not_before_it_compares(tmp_path, monkeypatch):
+  """To compare the checksums of shared arrays, all processes must take part."""
+  monkeypatch.setattr(checkpoints_module, '_in_several_processes', lambda tree: True)
+  monkeypatch.setattr(checkpoints_module.processes, 'exchange', lambda reason: [reason, 'no route'])
+  monkeypatch.setattr(checkpoints_module, '_describe_changed', None)
+  refused = pytest.raises(UserError, match=r'checkpoint 1 in .* cannot be read \(no route\): there is no other')
+  with saved(tmp_path, {1: None}) as checkpoints, refused:
+    checkpoints.restore_params(1, state(0).params)
