@@ -45,6 +45,7 @@ COMPARISONS = (
   'claim-five',
   'claim-seeds',
   'claim-gelu',
+  'claim-normalized',
   'claim-patch2',
   'resolutions',
   'resolutions-seeds',
