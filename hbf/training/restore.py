@@ -113,8 +113,9 @@ def with_edits(restored: Restored, workdir: pathlib.Path, average: bool, edits: 
   """
   if isinstance(edits, Edits):
     check_checkpoint('edits', edits, restored.step, average)
-  found = edits if isinstance(edits, Edits) else edits_of(workdir, restored.step, average)
-  model, params = found.applied(restored.model, restored.params)
+  else:
+    edits = edits_of(workdir, restored.step, average)
+  model, params = edits.applied(restored.model, restored.params)
   return dataclasses.replace(restored, model=model, params=params)
 
 

@@ -100,12 +100,8 @@ def check_place(folder: pathlib.Path) -> None:
   if is_url(str(folder)):
     url = str(folder).replace(':/', '://', 1)
     raise UserError(f'{url} is a URL, but a local folder is needed here: choose a local --workdir')
-  try:
-    os.fspath(folder.absolute()).encode()
-  except UnicodeEncodeError:
-    raise UserError(
-      f'{printable(str(folder))} is not UTF-8, which checkpoints need: choose another --workdir'
-    ) from None
+  if printable(path := str(folder.absolute())) != path:
+    raise UserError(f'{printable(path)} is not UTF-8, which checkpoints need: choose another --workdir')
   # Otherwise a run would fail at its first checkpoint, whose paths are longer.
   if len(os.fsencode(folder.absolute())) + PATH_ROOM > os.pathconf('/', 'PC_PATH_MAX'):
     raise UserError(f'{folder} is too long for the paths of files inside it: choose a shorter --workdir')
