@@ -116,7 +116,7 @@ def make_training(
   config = config.copy_and_resolve_references()
   config.data.update(mean=(0.5,) * shape[-1], std=(0.25,) * shape[-1])
   task = Classification.from_config(config, Dataset('random', tuple(map(str, range(CLASSES))), shape, {}))
-  model, objective = task.make_model(config.model), make_objective(config, task)
+  model, objective = task.make_model(config.model), make_objective(config, task, parts=config.train.accumulate or 1)
   clock = Clock(50_000, config.train.batch_size, 1.0)
   optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, clock))
 

@@ -12,7 +12,19 @@ import numpy as np
 import pytest
 
 import hbf.ops.fast.choice
-from benchmarks import accelerator, common, correctness, growth, hardware, linear, models, nanogpt, parts, step
+from benchmarks import (
+  accelerator,
+  batch_parts,
+  common,
+  correctness,
+  growth,
+  hardware,
+  linear,
+  models,
+  nanogpt,
+  parts,
+  step,
+)
 from benchmarks import input as input_benchmark
 from benchmarks.accelerator import Part
 from hbf.config import recipes as configs
@@ -215,6 +227,7 @@ def test_the_parts_of_a_text_model_are_refused_before_anything_compiles(monkeypa
     (growth, '--models=hyperbf,vits', "unknown model 'vits': did you mean 'vit'"),
     (growth, '--lengths=64,1000', '--tokens 4096 is not a multiple of --lengths 1000'),
     (growth, '--rounds=0', '0 is below 1'),
+    (batch_parts, '--parts=1,3', '--parts: 3 does not divide the batch of 256 images'),
     (linear, '--lengths=64,256,64', '64,256,64: expected three different sizes or more'),
     (input_benchmark, '--data=cifar10,mnist', "unknown data 'mnist': known: cifar10, cifar100, digits, imagenet"),
   ],
@@ -324,6 +337,7 @@ def test_a_round_beside_nanogpt_takes_whole_steps(monkeypatch):
   'command',
   [
     'augmentation --config configs/cifar10.py:recipe=small --transforms= --mix= --rounds 1',
+    'batch_parts --configs digits --parts 1,4 --batch 16 --rounds 1',
     'bound --rounds 1',
     'chaos --kills 1 --layouts "one process"',
     'compile --models vit --configs digits --rounds 1',

@@ -160,7 +160,10 @@ COMMON = {
     'Largest number of steps in one call of the compiled program. 0: 1 step on a CPU or with streamed data, else 10.',
   ),
   'train.accumulate': Key(
-    1, whole(1), 'Number of parts of a batch that are computed one after another, to save memory.'
+    0,
+    whole(0),
+    'Number of parts of a batch that are computed one after another, to save memory. 0: 1 part, or more parts of '
+    'images on a CPU, where this is faster.',
   ),
   'train.label_smoothing': Key(
     0.0,

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from hbf.data.datasets import describe
 from hbf.tasks.registry import make_task, on_images
+from hbf.training.batch_parts import batch_parts
 from hbf.training.experiment import Plan, make_evaluator, make_objective, make_plan, steps_per_call
 from hbf.training.programs import jit_steps, make_init
 from hbf.training.sharding import (
@@ -101,11 +102,11 @@ def prepare_programs(config: ConfigDict, devices: Sequence[Any]) -> Programs:
   config = plan.config
   check_implementation(config.model, mesh)
   check_tensor(config.model, mesh)
-  check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate)
+  check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate or 1)
   sharding, splits = batch_sharding(mesh), plan.splits
   config = plan.task.measure(config, None)
   task = make_task(config, plan.task.dataset)
-  objective = make_objective(config, task, plan.teacher)
+  objective = make_objective(config, task, plan.teacher, batch_parts(config, plan.model, task.shape, mesh))
   evaluator = make_evaluator(config, task, plan.model, mesh, splits)
   residents = {split: task.abstract_inputs(source, sharding, 1)[0] for split, source in splits.items()}
   steps = steps_per_call(config.train.steps_per_call, residents['train'] is not None, mesh)

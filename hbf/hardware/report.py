@@ -199,7 +199,7 @@ def find_largest_batch(config: ConfigDict, topology: Topology) -> int | None:
     return _describe(programs.each[0], programs, topology, None, {})['peak_bytes']
 
   examples = len(plan_of(config).splits['train'])
-  unit = batch_shares(make_mesh(devices, config.mesh)) * config.train.accumulate
+  unit = batch_shares(make_mesh(devices, config.mesh)) * (config.train.accumulate or 1)
   return largest_batch(needs, topology.chip.usable_bytes, unit, config.train.batch_size, examples)
 
 

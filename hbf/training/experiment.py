@@ -22,6 +22,7 @@ from hbf.tasks.registry import make_task
 from hbf.tasks.task import Task, TaskData
 from hbf.training import processes
 from hbf.training.average import check_average
+from hbf.training.batch_parts import batch_parts
 from hbf.training.checksum import sha256
 from hbf.training.distillation import WithTeacher
 from hbf.training.durations import Clock, Every
@@ -202,7 +203,7 @@ def prepare(
     config = plan.config
     check_implementation(config.model, mesh)
     check_tensor(config.model, mesh)
-    check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate)
+    check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate or 1)
     inputs = {name: plan.task.open(source, batch_sharding(mesh)) for name, source in plan.splits.items()}
   _check_same_weights(plan)
   data = inputs['train'].resident
@@ -216,7 +217,7 @@ def prepare(
     inputs=inputs,
     resident=resident,
     order=task.train_order(plan.splits['train'], config.seed, config.train.batch_size),
-    objective=make_objective(config, task, plan.teacher),
+    objective=make_objective(config, task, plan.teacher, batch_parts(config, plan.model, task.shape, mesh)),
     evaluator=evaluator_of(),
     copies_evaluator=evaluator_of(task.copies) if task.copies else None,
     steps_per_call=steps_per_call(config.train.steps_per_call, inputs['train'].resident is not None, mesh),
@@ -264,12 +265,17 @@ def steps_per_call(asked: int, resident: bool, mesh: Mesh) -> int:
   return asked or (10 if resident and mesh.devices.flat[0].platform != 'cpu' else 1)
 
 
-def make_objective(config: ConfigDict, task: Task, teacher: Teacher | None = None) -> Objective:
-  """Return the function that a step minimizes: the loss of the task, or of distillation if there is a teacher."""
+def make_objective(config: ConfigDict, task: Task, teacher: Teacher | None = None, parts: int = 1) -> Objective:
+  """Return the function that a step minimizes: the loss of the task, or of distillation if there is a teacher.
+
+  Args:
+    config: the config of the run.
+    task: its task.
+    teacher: the network whose answers the run learns too. None: there is no teacher.
+    parts: the number of parts in which a step computes a batch (`batch_parts`).
+  """
   distillation = teacher.distillation(config) if teacher else None
-  return Objective(
-    task, config.train.accumulate, config.seed, distillation, config.optimizer.sam, config.log.noise_scale
-  )
+  return Objective(task, parts, config.seed, distillation, config.optimizer.sam, config.log.noise_scale)
 
 
 def make_evaluator(

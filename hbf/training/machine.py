@@ -92,11 +92,11 @@ def device_name(devices: Iterable[jax.Device] | None = None) -> str:
   devices = jax.devices() if devices is None else [*devices]
   kind = devices[0].device_kind
   if devices[0].platform == 'cpu':
-    kind = f'cpu ({platform.machine()}, {_cores()} cores)'
+    kind = f'cpu ({platform.machine()}, {cores()} cores)'
   return f'{len(devices)} × {kind}'
 
 
-def _cores() -> int:
+def cores() -> int:
   """Return the number of cores that this process may use."""
   return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
 

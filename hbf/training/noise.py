@@ -11,10 +11,10 @@ from hbf.training.state import GradientNorms
 
 def check_noise_scale(config: ConfigDict) -> None:
   """Raise UserError if the config asks for the noise scale, but `train.accumulate` does not split batches."""
-  if config.log.noise_scale and config.train.accumulate == 1:
+  if config.log.noise_scale and config.train.accumulate < 2:
     raise UserError(
-      'log.noise_scale compares the gradient of a batch with the gradients of its parts, and train.accumulate is 1: '
-      'set train.accumulate to 2 or more, or log.noise_scale to False'
+      'log.noise_scale compares the gradient of a batch with the gradients of its parts, and train.accumulate is '
+      f'{config.train.accumulate}: set train.accumulate to 2 or more, or log.noise_scale to False'
     )
 
 

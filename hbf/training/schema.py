@@ -98,6 +98,12 @@ def _list_merges(model: dict[str, Any]) -> None:
     model['merge'] = (model['merge'],) if model['merge'] else ()
 
 
+def _choose_parts(train: dict[str, Any]) -> None:
+  """Replace `accumulate` = 1, the former default, by 0. A continued run computes the same, except for rounding."""
+  if train.get('accumulate') == 1:
+    train['accumulate'] = 0
+
+
 _SIGMA = {'widths': 'sigma_per', 'width_scale': 'sigma_scale'}
 _POSITIONS = {'places': 'relative_positions'}
 
@@ -236,6 +242,8 @@ CHANGES = (
     added={'model.stage1:convolution': {'filters_init': 'normal'}},
     added_to_images={'model': {'window': 0}},
   ),
+  # To version 22.
+  Change(rewritten={'train': _choose_parts}),
 )
 VERSION = len(CHANGES)
 

@@ -59,7 +59,7 @@ BAD = [
   ('train.epochs', 0.0, NOT_POSITIVE),
   ('train.epochs', float('inf'), NOT_POSITIVE),
   ('train.steps_per_call', -1, NO_NUMBER),
-  ('train.accumulate', 0, NO_COUNT),
+  ('train.accumulate', -1, NO_NUMBER),
   ('train.average', 1.0, NO_RATE),
   ('train.label_smoothing', -0.1, NO_SHARE),
   ('evaluate.batch_size', 0, NO_COUNT),

@@ -73,5 +73,5 @@ def test_without_a_signal_there_is_no_scale():
 
 
 def test_a_batch_in_one_part_is_refused(toy):
-  with pytest.raises(UserError, match=r'log.noise_scale .*train.accumulate is 1: set train.accumulate to 2'):
+  with pytest.raises(UserError, match=r'log.noise_scale .*train.accumulate is 0: set train.accumulate to 2'):
     make_plan(toy(**{'log.noise_scale': True}))
