@@ -46,6 +46,7 @@ COMPARISONS = (
   'claim-seeds',
   'claim-gelu',
   'claim-normalized',
+  'claim-gated',
   'claim-patch2',
   'resolutions',
   'resolutions-seeds',
