@@ -147,7 +147,9 @@ def test_tokens_can_be_merged_before_several_blocks(before, after):
 
 @pytest.mark.parametrize(('before', 'after'), [(1, 0), (4, 4)])
 def test_a_batch_in_one_part_is_no_choice_of_the_user(before, after):
-  found = current({'version': 21, 'task': 'classification', 'model': {'name': 'vit'}, 'train': {'accumulate': before}})
+  found = current(
+    {'version': 21, 'task': 'classification', 'model': {'name': 'vit'}, 'train': {'accumulate': before}}
+  )
   assert found['train']['accumulate'] == after
 
 
