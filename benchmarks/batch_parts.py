@@ -8,7 +8,7 @@ taskset -c 0 python -m benchmarks.batch_parts --configs cifar10:model=vit,recipe
 import statistics
 from typing import Any
 
-from benchmarks.common import alternate, launch, numbers, parser, ratios, report, spread
+from benchmarks.common import alternate, launch, numbers, parser, positive, ratios, report, spread
 from benchmarks.models import CIFAR, compile_trainer
 from hbf.config.datasets import get_config
 from hbf.config.resolve import resolve
@@ -25,7 +25,7 @@ def main() -> None:
     help='NAME[:arguments]',
   )
   flags.add_argument('--patch', type=int, default=4, choices=(2, 4, 8, 16), help='side of a patch')
-  flags.add_argument('--batch', type=int, default=256, help='images in a step')
+  flags.add_argument('--batch', type=positive, default=256, help='images in a step')
   flags.add_argument('--parts', type=numbers, default='1,4,8,16,32', help='ratios are to the first')
   options = flags.parse_args()
   if wrong := [parts for parts in options.parts if options.batch % parts]:

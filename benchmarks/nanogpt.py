@@ -48,7 +48,7 @@ def our_steps(name: str, tokens: np.ndarray) -> common.Thunk:
   task = make_task(config, Texts('random', CHARACTERS, {'train': tokens, 'test': tokens}))
   model, batch_size = task.make_model(config.model), config.train.batch_size
   optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, Clock(16_000, batch_size, 1.0)))
-  objective = make_objective(config, task, parts=config.train.accumulate or 1)
+  objective = make_objective(config, task)
   sharding = batch_sharding(make_mesh(jax.devices()[:1]))
   resident = task.open(make_splits(task, 0.0)['train'], sharding).resident
   batches = np.random.default_rng(0).integers(0, 15_000, (STEPS, batch_size)).astype(np.int32)

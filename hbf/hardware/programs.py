@@ -102,7 +102,7 @@ def prepare_programs(config: ConfigDict, devices: Sequence[Any]) -> Programs:
   config = plan.config
   check_implementation(config.model, mesh)
   check_tensor(config.model, mesh)
-  check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate or 1)
+  check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate)
   sharding, splits = batch_sharding(mesh), plan.splits
   config = plan.task.measure(config, None)
   task = make_task(config, plan.task.dataset)

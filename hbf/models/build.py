@@ -6,6 +6,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.errors import InvalidRngError
 from ml_collections import ConfigDict
 
 from hbf.errors import choose
@@ -127,6 +128,19 @@ def flops_per_example(model: nn.Module, shape: tuple[int, ...]) -> int:
     abstract_params(model, shape),
     _example(model, shape),
   )
+
+
+def draws_numbers(model: nn.Module, shape: tuple[int, ...]) -> bool:
+  """Return True if a network draws random numbers in training, for examples of a given shape."""
+  try:
+    jax.eval_shape(
+      lambda params, x: model.apply({'params': params}, x, train=True),
+      abstract_params(model, shape),
+      _example(model, shape),
+    )
+  except InvalidRngError:
+    return True
+  return False
 
 
 def _example(model: nn.Module, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:

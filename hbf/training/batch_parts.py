@@ -2,12 +2,10 @@
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
-from flax.errors import InvalidRngError
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from hbf.models.build import abstract_params
+from hbf.models.build import draws_numbers
 from hbf.training.machine import cores
 from hbf.training.sharding import batch_shares
 
@@ -20,7 +18,7 @@ def batch_parts(config: ConfigDict, model: nn.Module, shape: tuple[int, ...], me
   This is the key `train.accumulate`, if it is not 0. Else it is 1, except for images if each device is one core of a
   CPU. The activations of a whole batch do not fit into the core's caches. So each device computes its share of the
   batch in parts of at most 2048 tokens, and of at least half as many. With several cores in a device, XLA splits each
-  operation over the cores, and parts are slower than the whole.
+  operation over the cores, and parts are slower for some models.
 
   The number stays 1 where parts would change more than the rounding of a step: if the network draws random numbers in
   training, as for dropout, these would depend on the number of devices. It is also 1 for several processes, which may
@@ -41,16 +39,6 @@ def batch_parts(config: ConfigDict, model: nn.Module, shape: tuple[int, ...], me
   tokens = (height // config.model.patch) * (width // config.model.patch)
   images, most = config.train.batch_size // batch_shares(mesh), TOKENS // tokens
   sizes = [size for size in range(max(most // 2, 1), most + 1) if images % size == 0]
-  if images <= most or not sizes or _draws(model, shape):
+  if images <= most or not sizes or draws_numbers(model, shape):
     return 1
   return images // sizes[-1]
-
-
-def _draws(model: nn.Module, shape: tuple[int, ...]) -> bool:
-  """Return True if the network draws random numbers in training."""
-  params, image = abstract_params(model, shape), jax.ShapeDtypeStruct((1, *shape), jnp.float32)
-  try:
-    jax.eval_shape(lambda params, x: model.apply({'params': params}, x, train=True), params, image)
-  except InvalidRngError:
-    return True
-  return False

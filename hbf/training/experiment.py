@@ -203,7 +203,7 @@ def prepare(
     config = plan.config
     check_implementation(config.model, mesh)
     check_tensor(config.model, mesh)
-    check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate or 1)
+    check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate)
     inputs = {name: plan.task.open(source, batch_sharding(mesh)) for name, source in plan.splits.items()}
   _check_same_weights(plan)
   data = inputs['train'].resident

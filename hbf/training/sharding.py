@@ -109,15 +109,17 @@ def parameter_spec(path: tuple[Any, ...], shape: tuple[int, ...], mesh: Mesh) ->
   return PartitionSpec(*axes)
 
 
-def check_batch_size(what: str, size: int, mesh: Mesh, accumulate: int = 1) -> None:
+def check_batch_size(what: str, size: int, mesh: Mesh, accumulate: int = 0) -> None:
   """Check that `size` examples can be split into `accumulate` parts, and each part over the devices.
+
+  If `accumulate` is 0, there is one part, or `hbf.training.batch_parts` chooses a number that fits.
 
   Raises:
     UserError: `size` is not a multiple of the number of shards of a batch times `accumulate`. The message names the
       config key `what`.
   """
   shares = batch_shares(mesh)
-  parts = shares * accumulate
+  parts = shares * max(accumulate, 1)
   if size < 1 or size % parts:
     if shares == mesh.size:
       who = _count(shares, 'device')
