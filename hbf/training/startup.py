@@ -96,15 +96,15 @@ def introduce(experiment: Experiment, workdir: pathlib.Path, console: Console) -
   resident = experiment.inputs['train'].resident
   unit = experiment.task.unit
   units = ''.join(f', {option} {count}' for option, count in units_of(config.model).items())
-  teacher = experiment.teacher
+  teacher, parts = experiment.teacher, experiment.objective.accumulate
   lines = (
     f'{config.data.name}: {", ".join(f"{n:,} {name}" for name, n in sizes.items())}; '
     f'{experiment.task.description}; {"device-resident" if resident else "streaming"} input',
     f'{config.model.name}: {experiment.parameters:,} parameters{units}, '
     f'{experiment.flops_per_unit / 1e6:,.1f} MFLOP {"a" if unit == "token" else "an"} {unit}',
     *([f'learns from {teacher.network.origin} of {teacher.source}, {teacher.words()}'] if teacher else []),
-    f'{experiment.clock.steps:,} steps of {config.train.batch_size} on {device_name(experiment.mesh.devices.flat)}; '
-    f'workdir {workdir}',
+    f'{experiment.clock.steps:,} steps of {config.train.batch_size}{f" in {parts} parts" if parts > 1 else ""} on '
+    f'{device_name(experiment.mesh.devices.flat)}; workdir {workdir}',
   )
   for line in lines:
     say(console, line)

@@ -108,6 +108,14 @@ def test_a_warm_up_longer_than_the_run_is_said(toy, tmp_path, warmup, said):
   assert ('warning: optimizer.warmup=2epochs is ' in printed.getvalue()) is said
 
 
+@pytest.mark.parametrize(('parts', 'said'), [(1, 'steps of 64 on 1 × cpu'), (4, 'steps of 64 in 4 parts on 1 × cpu')])
+def test_the_parts_of_a_batch_are_said(toy, tmp_path, parts, said):
+  printed = io.StringIO()
+  experiment = prepare(toy('model=vit', **{'train.accumulate': parts}), devices=ONE)
+  startup.introduce(experiment, tmp_path, Console(file=printed, width=500))
+  assert said in printed.getvalue()
+
+
 def test_times_agree_with_each_other(finished):
   workdir, config, result = finished
   assert_timed(result, config, result['steps'])
