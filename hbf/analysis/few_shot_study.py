@@ -35,7 +35,7 @@ from hbf.data.datasets import from_arrays, load
 from hbf.data.images.arrays import ArrayData
 from hbf.data.pipeline.host import read_many
 from hbf.editing.guard import Reader
-from hbf.errors import in_one_line
+from hbf.errors import UserError, in_one_line
 from hbf.evaluation.batches import in_batches
 from hbf.models.edited import observe
 from hbf.training.experiment import make_splits
@@ -102,9 +102,14 @@ def make_config(model: str, seed: int) -> ConfigDict:
 
 
 def trained(model: str, seed: int, images: Splits, folder: pathlib.Path) -> Restored:
-  """Train a network on the base classes, unless the run folder already has it. Return the trained network."""
+  """Train a network on the base classes, unless the run folder already has it. Return the trained network.
+
+  Raises:
+    UserError: a signal stopped the training.
+  """
   data = from_arrays(base_data(images))
-  train(make_config(model, seed), folder, Console(quiet=True), jax.devices()[:1], dataset=data)
+  if train(make_config(model, seed), folder, Console(quiet=True), jax.devices()[:1], dataset=data) is None:
+    raise UserError('a signal stopped the training: run the command again')
   return restore(folder, 'latest', jax.devices()[:1], dataset=data)
 
 

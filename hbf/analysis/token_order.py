@@ -44,7 +44,7 @@ def distances(model: LanguageModel, params: Any, tokens: jax.Array) -> dict[str,
     tokens: windows of text, int32 [B, N].
 
   Returns:
-    An array [heads] for each block whose stage 1 has queries, keys and values, by the name of the block.
+    An array [heads] for each block whose stage 1 has attention weights, by the name of the block.
   """
   length = tokens.shape[1]
   away = np.abs(np.subtract.outer(np.arange(length), np.arange(length)))[length // 2 :]

@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
   with Progress(console=Console(stderr=True), transient=True) as progress:
     made = list(progress.track(sections, total=count, description='explaining'))
   if others:
-    made.append(seeds.section([seeds.SeedRun(folder, numbers(made)), *others]))
+    made.append(seeds.section([seeds.SeedRun.of(folder, numbers(made)), *others]))
   title = ' beside '.join(about(run) for run in (subject, against) if run)
   workdir = subject.workdir
   write_json(workdir / 'explain.json', numbers(made))

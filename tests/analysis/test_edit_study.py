@@ -5,6 +5,7 @@ import pytest
 
 from hbf.analysis import edit_methods, edit_study
 from hbf.analysis.edit_methods import METHODS, Base, Trial, in_order
+from hbf.analysis.report import edit_report
 from hbf.analysis.report.edit_report import draw, table
 from hbf.errors import UserError
 from hbf.models.edited import Observed
@@ -138,6 +139,20 @@ def test_table_and_picture(tmp_path):
   assert '97.50 (0.71)' in lines[3] and '| 99.50' in lines[2]
   draw({'rows': rows}, tmp_path / 'edit.png')
   assert (tmp_path / 'edit.png').stat().st_size > 10_000
+
+
+def test_the_picture_has_the_numbers_of_edits_that_all_seeds_have(tmp_path, monkeypatch):
+  """A seed with fewer mistakes has fewer edits."""
+  after = [{'edits': n, 'copies': 90.0 + n, 'others': 98.0} for n in (1, 10, 12)]
+  rows = [
+    {'model': 'hyperbf', 'seed': seed, 'method': 'lookup of the image', 'trials': [], 'many': many}
+    for seed, many in enumerate((after[::2], after[:2]))
+  ]
+  drawn = []
+  monkeypatch.setattr(edit_report, 'write_png', lambda figure, path: drawn.append(figure))
+  draw({'rows': rows}, tmp_path / 'edit.png')
+  (line,) = drawn[0].axes[1].lines
+  assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([1], [91.0])
 
 
 def test_a_split_without_mistakes_is_refused(run, images, monkeypatch):

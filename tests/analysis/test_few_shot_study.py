@@ -10,6 +10,7 @@ from hbf.analysis import few_shot_methods, few_shot_study, split_cifar
 from hbf.analysis.few_shot_methods import METHODS, Labeled
 from hbf.analysis.report.few_shot_report import draw, forgetting, tables
 from hbf.editing.guard import metric_of_classes
+from hbf.errors import UserError
 from hbf.models.edited import Observed
 from hbf.nn.hyperbf import HyperBFCenters
 
@@ -91,6 +92,12 @@ def test_a_center_wins_over_the_heads_answer_where_it_is_nearer(base, new):
   answers = test.seen.logits.argmax(axis=1)
   wins = away[:, BASE:].min(axis=1) < away[np.arange(180), answers]
   np.testing.assert_array_equal(found.argmax(axis=1), np.where(wins, BASE + away[:, BASE:].argmin(axis=1), answers))
+
+
+def test_a_network_whose_training_a_signal_stopped_is_not_measured(monkeypatch, tmp_path):
+  monkeypatch.setattr(few_shot_study, 'train', lambda *_, **__: None)
+  with pytest.raises(UserError, match='a signal stopped the training: run the command again'):
+    few_shot_study.trained('vit', 0, _random_images(), tmp_path)
 
 
 def test_few_images_are_sorted_by_class():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hbf.analysis import optimization_study as study
+from hbf.analysis.report import optimization_report
 from hbf.analysis.report.optimization_report import draw, tables
 from hbf.errors import UserError
 
@@ -48,6 +49,15 @@ def test_the_report_shows_every_network(measured, tmp_path):
   assert text.count('ViT') >= 8
   draw(measured, tmp_path / 'x.png')
   assert (tmp_path / 'x.png').stat().st_size > 10_000
+
+
+def test_blocks_are_sorted_by_their_numbers():
+  rows = [
+    {'state': 'trained', 'matrix': 'centers', 'block': f'block{number}', 'agop': {'diagonal': float(number)}}
+    for number in (0, 1, 10, 11, 2)
+  ]
+  found = optimization_report._trained({'agop': rows})
+  assert [row['block'] for row in found] == ['block0', 'block1', 'block2', 'block10', 'block11']
 
 
 def test_codes_are_the_least_squares_fit():

@@ -1,5 +1,7 @@
 """Tests of the heads' distances against weights computed in float64, and of the Toeplitz share."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from nn.drawn import random_params
 
 from hbf.analysis import token_order
+from hbf.analysis.report import text_page
 from hbf.models.language import LanguageModel
 from hbf.nn.registry import make_stages, stage_options
 from hbf.nn.trunk import Trunk
@@ -45,6 +48,13 @@ def test_distances_are_those_of_the_weights(name, causal):
   away = np.abs(np.subtract.outer(np.arange(N), np.arange(N)))
   expected = (weights * away).sum(-1)[:, :, N // 2 :].mean(axis=(0, 2))
   np.testing.assert_allclose(found['block0'], expected, rtol=1e-4)
+
+
+def test_a_stage_without_attention_weights_is_said_on_the_page():
+  """Linear attention has queries and keys, but its weights are never computed."""
+  model, params = make('linear+none')
+  run = types.SimpleNamespace(model=model, params=params, windows=lambda split, count: np.zeros((1, N + 1), int))
+  assert 'is not softmax or HyperBF attention' in text_page._heads(run).numbers['lacks']
 
 
 def test_stages_without_heads_have_no_distances():

@@ -66,6 +66,13 @@ def test_another_order_of_classes_is_not_called_other_images():
     pair.section(one, other)
 
 
+@pytest.mark.parametrize('count', [1, 3])
+def test_fewer_images_than_cka_needs_are_said(count):
+  test = types.SimpleNamespace(images=np.zeros((count, 8, 8, 1)), labels=np.zeros(count, int))
+  with pytest.raises(MissingPart, match=f'There are {count} test images, and CKA needs 4 or more'):
+    pair.section(*[types.SimpleNamespace(classes=('cat', 'dog'), test=test)] * 2)
+
+
 def test_runs_of_other_images_cannot_be_paired(run, made):
   other = made(**{'data.name': 'digits'}, seed=3)
   found = pair.section(run, other)

@@ -225,6 +225,18 @@ def test_a_single_test_image_has_no_auroc():
     outliers.section(one, {})
 
 
+def test_a_single_image_has_no_interval_under_corruptions():
+  one = LabeledImages(np.full((1, 8, 8, 1), 128, np.uint8), np.zeros(1))
+  run = types.SimpleNamespace(
+    task=types.SimpleNamespace(shape=(8, 8, 1)), read=lambda *_: one, logits=lambda images: np.eye(2)[:1]
+  )
+  found = corrupted.section(run)
+  assert found.parts[0].text.startswith(
+    'The mean error over all corruptions and strengths is 0.00%, on 1 test image.'
+  )
+  assert numbers([found])['corrupted']['interval'] == [None, None]
+
+
 def test_the_measure_of_the_greatest_response_is_that_of_the_kernel():
   scores = np.arange(9.0)
   for kernel, measure in (('gaussian', 'log K'), ('ball_silu', 'depth b − s')):

@@ -79,8 +79,9 @@ def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
     rows = _rows(measured, model, method)
     trials = sorted(rows[0]['trials'], key=lambda trial: trial['changed'])
     left.plot([max(t['changed'], 1e-3) for t in trials], [t['copies'] for t in trials], linestyle='', **style)
-    counts = [after['edits'] for after in rows[0]['many']]
-    copies, others = (np.mean([[after[key] for after in row['many']] for row in rows], axis=0) for key in AFTER)
+    after_edits = [{after['edits']: after for after in row['many']} for row in rows]
+    counts = sorted(set.intersection(*map(set, after_edits)))  # seeds with fewer mistakes have fewer edits
+    copies, others = (np.mean([[found[n][key] for n in counts] for found in after_edits], axis=0) for key in AFTER)
     middle.plot(counts, copies, **style)
     right.plot(counts, 100 - others, **style)  # a logarithmic axis keeps methods with little damage apart
   left.axvline(0.2, color='gray', linestyle=':')

@@ -93,13 +93,18 @@ def agop_table(measured: Mapping[str, Any]) -> str:
       for part in PARTS:
         drawn = row['random'][part] if part in row['agop'] else ()
         cells += [_correlation(row, part), _correlation(start, part), f'{drawn[2]:.2f}' if drawn else '']
-      lines.append((name(network), MATRICES[row['matrix']], row['block'].removeprefix('block'), *cells))
+      lines.append((name(network), MATRICES[row['matrix']], str(_number(row)), *cells))
   return markdown.table(header, lines)
 
 
 def _trained(network: Network) -> list[Mapping[str, Any]]:
   rows = [row for row in network['agop'] if row['state'] == 'trained']
-  return sorted(rows, key=lambda row: ([*MATRICES].index(row['matrix']), row['block']))
+  return sorted(rows, key=lambda row: ([*MATRICES].index(row['matrix']), _number(row)))
+
+
+def _number(row: Mapping[str, Any]) -> int:
+  """Return the number of a row's block."""
+  return int(row['block'].removeprefix('block'))
 
 
 def _untrained(network: Network, row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -163,7 +168,7 @@ def _draw_agop(axis: Any, network: Network, matrix: str, number: int) -> None:
   """
   rows = [row for row in _trained(network) if row['matrix'] == matrix]
   part = 'off_diagonal' if 'off_diagonal' in rows[0]['agop'] else 'diagonal'
-  blocks = np.arange(len(rows))
+  blocks = [*map(_number, rows)]
   style = {'color': f'C{number}', 'marker': 'osv^DPX'[number % 7]}
   found = [row['agop'].get(part, np.nan) for row in rows]
   label = f'{name(network)}: {MATRICES[matrix]}, {PARTS[part]}'

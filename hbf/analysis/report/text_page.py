@@ -231,7 +231,7 @@ def _heads(run: TextRun) -> Section:
   """Return the section on the mean distance over which each head attends."""
   far = token_order.distances(run.model, run.params, jnp.asarray(run.windows('test', token_order.WINDOWS)[:, :-1]))
   if not far:
-    said = 'Stage 1 of this model has no queries and keys.'
+    said = 'Stage 1 of this model is not softmax or HyperBF attention, so it has no attention weights.'
     return Section('heads', TITLES['heads'], [Paragraph(said)], {'lacks': said})
   rows = [(block, ', '.join(f'{z:.1f}' for z in heads)) for block, heads in far.items()]
   caption = 'Mean distance to the attended tokens, in tokens, for each head. Only the second half of a window counts.'

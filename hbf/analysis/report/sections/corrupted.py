@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from hbf.analysis.interventions import Mean
 from hbf.analysis.report.page import Gallery, MissingPart, PageTable, Paragraph, Section
 from hbf.analysis.report.sections.errors import address
 from hbf.analysis.trained_run import TrainedRun
@@ -30,18 +31,19 @@ def section(run: TrainedRun) -> Section:
     for name in CORRUPTIONS
   }
   error = 100 - np.mean(list(right.values()), axis=(0, 1))  # for each image
-  half = 1.96 * error.std(ddof=1) / np.sqrt(len(error))
+  mean, half = Mean.of(error)
   accuracy = {name: values.mean(axis=1) for name, values in right.items()}
   rows = [('none', *[''] * (len(STRENGTHS)), f'{clean.mean():.1f}')]
   rows += [(name.replace('_', ' '), *(f'{z:.1f}' for z in z_), f'{z_.mean():.1f}') for name, z_ in accuracy.items()]
-  mean, low, high = float(error.mean()), float(error.mean() - half), float(error.mean() + half)
+  low, high = mean - half, mean + half
   numbers = {'images': len(labels), 'accuracy': {name: z.tolist() for name, z in accuracy.items()}}
   numbers |= {'accuracy_clean': float(clean.mean()), 'mean_corruption_error': mean, 'interval': [low, high]}
   groups = {group: float(np.mean([accuracy[name] for name in names])) for group, names in GROUPS.items()}
   numbers |= {'accuracy_of_groups': groups}
+  interval = f' (95% confidence interval: {low:.2f} to {high:.2f})' if len(labels) > 1 else ''
   text = (
-    f'The mean error over all corruptions and strengths is {mean:.2f}% (95% confidence interval: {low:.2f} to '
-    f'{high:.2f}), on {len(labels)} test images. Without corruption it is {100 - clean.mean():.2f}%. '
+    f'The mean error over all corruptions and strengths is {mean:.2f}%{interval}, on {len(labels)} test '
+    f'{"images" if len(labels) > 1 else "image"}. Without corruption it is {100 - clean.mean():.2f}%. '
     f'Accuracy by group of corruptions: {", ".join(f"{group} {z:.1f}%" for group, z in groups.items())}.'
   )
   examples = [(address(corrupt(images[:1], name, SHOWN)[0]), name.replace('_', ' ')) for name in CORRUPTIONS]

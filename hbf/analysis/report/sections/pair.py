@@ -19,6 +19,7 @@ from hbf.comparison.statistics import differences
 from hbf.data.pipeline.order import evenly_spaced
 
 IMAGES = 1_000  # images to compare layers with
+FEWEST = 4  # images that `cka` needs
 RESPONDED = 100  # images to match centers with
 SHOWN = 12  # images in a gallery
 CONTROLS = {
@@ -37,12 +38,14 @@ def section(one: TrainedRun, other: TrainedRun) -> Section:
     other: the run to compare the first run with.
 
   Raises:
-    MissingPart: the test images or the classes of the runs differ.
+    MissingPart: the test images or the classes of the runs differ, or there are too few images.
   """
   if one.classes != other.classes:
     raise MissingPart('The two runs have different classes or another order of them, so answers cannot be paired.')
   if not np.array_equal(one.test.images, other.test.images):
     raise MissingPart('The two runs have different test images, so their answers cannot be paired.')
+  if len(one.test.labels) < FEWEST:
+    raise MissingPart(f'There are {len(one.test.labels)} test images, and CKA needs {FEWEST} or more.')
   labels, answers = one.test.labels, [run.test_logits.argmax(axis=1) for run in (one, other)]
   right = [answer == labels for answer in answers]
   images = one.read('test', IMAGES).images

@@ -25,11 +25,16 @@ class SeedRun(NamedTuple):
 
   Attributes:
     workdir: the run folder.
-    numbers: the numbers of each section by its name, as in explain.json.
+    numbers: the numbers of each section by its name, as in explain.json, but with NaN in place of null.
   """
 
   workdir: pathlib.Path
   numbers: Mapping[str, Any]
+
+  @classmethod
+  def of(cls, workdir: pathlib.Path, stored: Mapping[str, Any]) -> 'SeedRun':
+    """Return a run with the numbers of its explain.json, which has null for a number that is not finite."""
+    return cls(workdir, _with_nan(stored))
 
   @property
   def seed(self) -> int:
@@ -67,12 +72,12 @@ def read_seed_runs(workdir: pathlib.Path, others: Sequence[str], average: bool) 
     wanted = 'average' if average else 'parameters'
     if (evaluated := numbers['run'].get('evaluated')) != wanted:
       raise UserError(f'the page of {folder} is about the {evaluated}, and this one about the {wanted}: explain both')
-    found.append(SeedRun(folder, _with_nan(numbers)))
+    found.append(SeedRun.of(folder, numbers))
   return found
 
 
 def _with_nan(value: Any) -> Any:
-  """Return a value of explain.json with NaN in place of None: the file has null for a number that is not finite."""
+  """Return a value of explain.json with NaN in place of None."""
   if isinstance(value, dict):
     return {key: _with_nan(of) for key, of in value.items()}
   if isinstance(value, list):
