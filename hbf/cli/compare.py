@@ -111,6 +111,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
   devices = parse_devices(DEVICES.value)
   if TUNE.present:
+    if TUNED.value:
+      raise UserError('--tune searches options, and --tuned takes those that a search found: leave one of them out')
     if SEEDS.value:
       raise UserError(f'--tune gives each trial a seed of its own, from {tune.FIRST_SEED} on: leave out --seeds')
     method = Method(SAMPLER.value, PRUNE.value)
@@ -137,11 +139,12 @@ def comparison_of_flags() -> 'Comparison':
     match=MATCH.value,
     operations='' if OPERATIONS.value == 'none' else OPERATIONS.value or preset.operations,
   )
-  if preset.space and not (TUNE.present or TUNED.value):
+  if preset.space and not TUNE.present:
     raise UserError(f'preset {PRESET.value} is a search: add its number of trials, such as --tune=12')
-  comparison = dataclasses.replace(comparison, published=published_for(preset, comparison))
-  comparison = dataclasses.replace(comparison, space=(*comparison.space, *SPACE.value))
-  return tune.with_best(comparison, pathlib.Path(TUNED.value)) if TUNED.value else comparison
+  if TUNED.value:
+    comparison = tune.with_best(comparison, pathlib.Path(TUNED.value))
+  published = published_for(preset, comparison)  # not for arms with the options of a search
+  return dataclasses.replace(comparison, published=published, space=(*comparison.space, *SPACE.value))
 
 
 if __name__ == '__main__':

@@ -22,6 +22,7 @@ from hbf.comparison.grid import Grid
 from hbf.comparison.stored import StoredRuns, open_runs
 from hbf.evaluation.scores import Score
 from hbf.tasks.task import Task
+from hbf.training.workdir import replacing
 from hbf.training.writers import lines_with
 
 REFERENCE, REST = 'black', '0.55'
@@ -94,7 +95,8 @@ def draw_curves(grid: Grid, workdir: pathlib.Path, path: pathlib.Path) -> None:
         axis.set(xlabel='epoch', ylabel=f'{panel.name} {panel.score.label}')
         _draw(axis, panel.curves, colors)
         _label_lines(axis, panel.curves, colors, LABEL / (height - 1))
-    figure.savefig(path, dpi=120, metadata={'Software': None})
+    with replacing(path) as file:
+      figure.savefig(file, format='png', dpi=120, metadata={'Software': None})
     plt.close(figure)
 
 
@@ -122,7 +124,8 @@ def draw_expected(
       _draw(axis, curves, colors)
       _label_lines(axis, curves, colors, LABEL / (height - 1))
     axis.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
-    figure.savefig(path, dpi=120, metadata={'Software': None})
+    with replacing(path) as file:
+      figure.savefig(file, format='png', dpi=120, metadata={'Software': None})
     plt.close(figure)
 
 

@@ -5,6 +5,7 @@ An arm is a model with its options. A group is all arms on one config, such as a
 
 import collections
 import dataclasses
+import math
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -159,17 +160,17 @@ class Grid:
 def with_arms(preset: Comparison, arms: Sequence[str]) -> Comparison:
   """Return a preset with other arms, or with its own arms if none are given.
 
-  Parameters and operations are still matched to the same arm as in the preset. So an arm's numbers of units and
-  epochs do not depend on the other arms that are run.
+  Parameters and operations are matched to the same arm of the preset in any case. So an arm's numbers of units and
+  epochs do not depend on the other arms that are run, nor on those that the folder already has.
 
   Args:
     preset: the preset.
     arms: the new arms. The label alone is enough for an arm of the preset.
   """
-  if not arms or not preset.arms:
-    return dataclasses.replace(preset, arms=tuple(arms) or preset.arms)
+  if not preset.arms:
+    return dataclasses.replace(preset, arms=tuple(arms))
   own = {label_of(arm): arm for arm in preset.arms}
-  chosen = tuple(own.get(arm, arm) for arm in arms)
+  chosen = tuple(own.get(arm, arm) for arm in arms) or preset.arms
   others = own.keys() - {label_of(arm) for arm in chosen}
   space = tuple(line for line in preset.space if line.partition(':')[0] not in others)
   return dataclasses.replace(preset, arms=chosen, like=preset.like or preset.arms[0], space=space)
@@ -216,7 +217,7 @@ def make_grid(request: Comparison, before: Grid = Grid()) -> Grid:
     arms = [_parse_arm(arm, config, request.overrides) for arm in request.arms]
     _refuse_duplicates('arm', [arm.label for arm in arms])
     known = Grid(tuple(arm for arm in before.arms if arm.group == group))
-    _refuse_other_config(config, known)
+    refuse_other_config(config, known)
     first = known.union(Grid(tuple(arms))).arms[0]
     if request.like:
       first = _parse_arm(request.like, config, request.overrides)
@@ -304,8 +305,16 @@ def _parse_arm(text: str, config: str, overrides: Sequence[str]) -> Arm:
   return Arm(_group_of(config), label, (given, *keys))
 
 
-def _refuse_other_config(config: str, known: Grid) -> None:
-  """Refuse a config whose arguments, such as recipe=small, are not those of the stored arms of its group."""
+def refuse_other_config(config: str, known: Grid) -> None:
+  """Check that a config has the arguments, such as recipe=small, of the stored arms of its group.
+
+  Args:
+    config: the config.
+    known: the arms of its group that the folder already has.
+
+  Raises:
+    UserError: the arguments differ in more than the model.
+  """
 
   def arguments(text: str) -> set[str]:
     return {part for part in text.partition(':')[2].split(',') if part and not part.startswith('model=')}
@@ -362,7 +371,7 @@ def _operations(text: str, first: Plan) -> float:
   """
   if text == 'match':
     return _training_operations(first)
-  if not re.fullmatch(r'\d+(\.\d+)?(e\d+)?', text) or not float(text):
+  if not re.fullmatch(r'\d+(\.\d+)?(e\d+)?', text) or not 0 < float(text) < math.inf:
     raise UserError(f"operations is {text!r}: expected 'match' or a number such as 1.8e14")
   return float(text)
 

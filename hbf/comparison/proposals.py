@@ -22,7 +22,7 @@ from hbf.errors import UserError
 from hbf.evaluation.scores import Score
 
 STUDY = 'study.db'
-RANDOM, TPE = SAMPLERS = ('random', 'tpe')
+RANDOM, TPE = 'random', 'tpe'
 DRAWN = 5  # the first trials of TPE are drawn at random; the median rule begins after as many finished trials
 
 

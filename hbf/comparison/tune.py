@@ -18,7 +18,7 @@ from rich.console import Console
 
 from hbf.comparison.curves import draw_expected
 from hbf.comparison.devices import Device
-from hbf.comparison.grid import Arm, Comparison, Grid, arms_with_own_epochs, label_of, make_grid
+from hbf.comparison.grid import Arm, Comparison, Grid, arms_with_own_epochs, label_of, make_grid, refuse_other_config
 from hbf.comparison.proposals import RANDOM, RANDOM_SEARCH, STUDY, Draws, Method, Proposals, Studies, check_optuna
 from hbf.comparison.runs import NOT_RUN, run_all
 from hbf.comparison.space import Option, corners, parse_space
@@ -436,6 +436,8 @@ def _make_grid(request: Comparison, texts: Sequence[str], before: Sequence[Trial
     raise UserError(
       f'the folder has a search on {before[0].group}, not on {grid.arms[0].group}: choose another --workdir'
     )
+  for config in request.configs:
+    refuse_other_config(config, _grid_of(before))
   return grid, like
 
 

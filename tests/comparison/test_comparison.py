@@ -350,8 +350,11 @@ def test_a_flag_with_one_dash_is_known_by_its_key(monkeypatch):
 def test_a_flag_that_would_do_nothing_is_refused_before_anything_runs(tmp_path):
   needs = {'space=seed=1|2': 'tune', 'sampler=random': 'tune', 'prune': 'tune', 'split=validation': 'report'}
   commands = [['hbf/cli/compare.py', f'--workdir={tmp_path / "grid"}', f'--{flag}'] for flag in needs]
-  *refused, search = run_each([*commands, ['hbf/cli/compare.py', f'--workdir={tmp_path}', '--preset=laptop-tune']])
-  assert search == [1, '', 'error: preset laptop-tune is a search: add its number of trials, such as --tune=12\n']
+  searches = [['--preset=laptop-tune'], ['--preset=laptop-tune', '--tuned=x'], ['--tune=2', '--tuned=x']]
+  commands += [['hbf/cli/compare.py', f'--workdir={tmp_path / "grid"}', *search] for search in searches]
+  *refused, one, other, both = run_each(commands)
+  assert one == [1, '', 'error: preset laptop-tune is a search: add its number of trials, such as --tune=12\n']
+  assert other == one and both[2].startswith('error: --tune searches options, and --tuned takes those that a search')
   for ended, (flag, needed) in zip(refused, needs.items(), strict=True):
     name = flag.partition('=')[0]
     assert ended == [1, '', f'error: --{name} needs --{needed}: add it, or leave --{name} out\n']

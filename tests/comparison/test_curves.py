@@ -14,6 +14,7 @@ from sampled import sampled
 
 from hbf.comparison.curves import COLORS, REST, _curve, draw_curves, spread_labels
 from hbf.comparison.grid import Arm, Grid
+from hbf.errors import UserError
 from hbf.evaluation.scores import LOSS
 
 LONG = 'a-rather-long-name-of-an-arm'
@@ -93,6 +94,18 @@ def test_lines_of_a_color_are_told_apart_and_the_best_have_one(drawn, arms):
 def test_a_comparison_without_a_line_is_drawn_empty(tmp_path):
   draw_curves(Grid((Arm('cifar10', 'vit', ()),), (0,)), tmp_path, tmp_path / 'curves.png')
   assert (tmp_path / 'curves.png').stat().st_size > 0
+
+
+def test_a_picture_that_can_not_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+  def full(self, file, **options):
+    pathlib.Path(getattr(file, 'name', file)).write_bytes(b'cut')
+    raise OSError(28, 'No space left on device')
+
+  (tmp_path / 'curves.png').write_bytes(b'old')
+  monkeypatch.setattr(Figure, 'savefig', full)
+  with pytest.raises(UserError, match=r'curves\.png could not be written'):
+    draw_curves(Grid((Arm('cifar10', 'vit', ()),), (0,)), tmp_path, tmp_path / 'curves.png')
+  assert [path.read_bytes() for path in tmp_path.iterdir()] == [b'old']
 
 
 def test_runs_on_texts_of_which_nothing_is_held_out_show_what_training_reports(tmp_path):

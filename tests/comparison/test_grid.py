@@ -114,6 +114,7 @@ def test_a_first_arm_above_the_limit_gets_fewer_units_and_so_do_the_others(asked
   [
     ({'operations': '1e8'}, r'digits vit: 1e\+08 training operations are no whole number of steps.*a step takes'),
     ({'operations': 'much'}, "operations is 'much': expected 'match' or a number"),
+    ({'operations': '1e400'}, "operations is '1e400': expected 'match' or a number"),
     ({'parameters': 1000}, r'vit can not have 1,000 parameters to within 1%: it has [\d,]+ with stage2.hidden=1;'),
     (
       {'parameters': 1000, 'match': False},
@@ -363,7 +364,8 @@ def test_one_arm_of_a_preset_has_the_parameters_that_it_has_beside_the_others(di
   alone = make_grid(Comparison(preset.configs, ('gmlp',), (0,), preset.overrides)).arms
   assert alone != whole[2:]  # or this would test nothing
   assert make_grid(with_arms(preset, ['gmlp']), Grid(whole[2:], (0,))).arms == whole[2:]  # the same command again
-  assert with_arms(preset, []) == preset
+  assert with_arms(preset, []) == dataclasses.replace(preset, like='vit')
+  assert make_grid(with_arms(preset, []), Grid(whole[2:], (0,))).arms == whole  # the folder had one arm before
 
 
 def test_an_arm_asked_for_anew_may_not_differ_from_its_runs_of_other_seeds(grid_of, tmp_path):

@@ -263,6 +263,13 @@ def test_a_report_during_a_search_writes_nothing(asked, search, tmp_path, capsys
   assert {path.name: path.stat().st_ino for path in workdir.glob('tuning.*')} != before
 
 
+def test_a_search_has_one_recipe(asked, search):
+  search(asked, 1)
+  (config,) = asked.configs
+  with pytest.raises(UserError, match=r'the folder has arms of .*, and --config=.*recipe=laptop differs in more'):
+    search(dataclasses.replace(asked, configs=(config.replace('recipe=small', 'recipe=laptop'),)), 2)
+
+
 def test_a_search_needs_a_local_folder(asked):
   with pytest.raises(UserError, match='s3://bucket/search is a URL, but a local folder is needed'):
     tune.tune(asked, 1, pathlib.Path('s3://bucket/search'), [Device()])
