@@ -295,32 +295,3 @@ def _through(added: np.ndarray, norm: Any, dense: Any) -> np.ndarray:
   """Apply a LayerNorm without its divisor and a dense layer, both without biases, to vectors [U, D]."""
   centered = added - added.mean(axis=1, keepdims=True)
   return centered * np.asarray(norm['scale'], np.float64) @ np.asarray(dense['kernel'], np.float64)
-
-
-def crops(
-  run: TrainedRun, block: str, images: np.ndarray, chosen: np.ndarray, tokens: np.ndarray, around: int = 1
-) -> np.ndarray:
-  """Return parts of images, uint8 [..., side, side, channels]: the patch of one token, and the patches around it.
-
-  Pixels outside of the image are gray.
-
-  Args:
-    run: the run.
-    block: name of the block whose tokens they are.
-    images: uint8 [n, height, width, channels].
-    chosen: indices of the images to cut from, int [...].
-    tokens: index of a token for each chosen image, int [...]. The class token has no patch, so the patch in the
-      middle of the image is returned for it.
-    around: number of patches to show on each side of the patch.
-  """
-  shown, positions = run.patches_of(block), np.asarray(tokens) - run.first_patch
-  positions = np.where(positions < 0, shown.middle, positions)
-  margin = around * shown.side
-  side = shown.side + 2 * margin
-  cut = np.full((positions.size, side, side, images.shape[-1]), 128, np.uint8)
-  for part, image, position in zip(cut, np.ravel(chosen), positions.ravel(), strict=True):
-    top, left = (shown.side * z - margin for z in divmod(position, shown.columns))
-    inside = images[image, max(top, 0) : top + side, max(left, 0) : left + side]
-    row, column = max(-top, 0), max(-left, 0)
-    part[row : row + inside.shape[0], column : column + inside.shape[1]] = inside
-  return cut.reshape(*positions.shape, *cut.shape[1:])

@@ -140,6 +140,19 @@ def votes(run: TrainedRun, images: np.ndarray, classes: np.ndarray) -> np.ndarra
   return responses * (readout(run, tokens, classes) @ directions(run.params, run.last_block).T)
 
 
+def tokens_of_votes(run: TrainedRun, cast: np.ndarray) -> np.ndarray:
+  """Return the index of the token through which each center votes most, among those that the head reads, int [n, U].
+
+  With a class token that is read alone, it is the class token for every center.
+
+  Args:
+    run: the run.
+    cast: the votes, [n, N, U], as returned by `votes`.
+  """
+  read = np.arange(cast.shape[1])[run.model.embed.read]
+  return read[cast[:, read].argmax(axis=1)]
+
+
 def effects(run: TrainedRun, images: np.ndarray, classes: np.ndarray, centers: np.ndarray) -> np.ndarray:
   """Compute the decrease [n, k] of a class's excess logit if one center of the last block is removed.
 

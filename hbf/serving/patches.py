@@ -8,7 +8,7 @@ import numpy as np
 
 from hbf.analysis.capture import capture
 from hbf.analysis.centers import census
-from hbf.analysis.relevance import votes
+from hbf.analysis.relevance import tokens_of_votes, votes
 from hbf.analysis.report.drawing import png
 from hbf.analysis.report.sections.centers import TRAINING, marked, patches
 from hbf.analysis.report.sections.relevance import VOTERS
@@ -26,7 +26,8 @@ def nearest_patches(
   - answer: the name of the class that is the answer,
   - center: the index of the center,
   - vote: the center's contribution to the excess logit of the answer,
-  - patch: a picture of the image that marks the patch with the greatest part of this contribution, as a data URL,
+  - patch: a picture of the image that marks the patch with the greatest part of this contribution, as a data URL. If
+    this is the class token, no patch is marked,
   - nearest: a picture of the training patches nearest to the center, as a data URL.
 
   The training patches come from at most `TRAINING` training images, which are searched before the function is
@@ -51,14 +52,14 @@ def nearest_patches(
 
   def explain(image: np.ndarray) -> list[dict[str, Any]]:
     answer = np.asarray(capture(run.model, run.params, run.normalized(image[None])).logits).argmax(axis=1)
-    cast = votes(one, image[None], answer)[0]  # [N, U]
-    sums = cast.sum(axis=0)
+    cast = votes(one, image[None], answer)  # [1, N, U]
+    sums, tokens = cast[0].sum(axis=0), tokens_of_votes(run, cast)[0]
     return [
       {
         'answer': run.classes[int(answer[0])],
         'center': int(center),
         'vote': float(sums[center]),
-        'patch': png(marked(run, run.last_block, image, int(cast[:, center].argmax()))),
+        'patch': png(marked(run, run.last_block, image, int(tokens[center]))),
         'nearest': png(patches(run, run.last_block, training, found, int(center))),
       }
       for center in np.argsort(-sums, kind='stable')[:VOTERS]

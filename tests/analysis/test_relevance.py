@@ -111,6 +111,13 @@ def test_the_strongest_votes_are_told_with_the_patch_they_are_cast_through(run, 
     assert cast[i, first.token, first.center] == max(cast[i, :, first.center])
 
 
+def test_a_vote_is_cast_through_a_token_that_the_head_reads(made, images):
+  run, classes = made(**{'model.pool': 'cls'}), np.zeros(len(images), int)
+  cast = relevance.votes(run, images, classes)
+  assert (cast[:, 0] < 0).any() and not cast[:, 1:].any()  # the greatest vote of a center against may be a patch's 0
+  assert not relevance.tokens_of_votes(run, cast).any()
+
+
 def test_what_is_lost_without_a_center_is_what_the_whole_network_says(made, images):
   """A vote keeps the last norm and the weights of the pooling fixed. If the center is really removed, both change."""
   run = made(**{'model.pool': 'sequence', 'model.stage2.heads': 2})

@@ -15,7 +15,6 @@ from hbf.analysis.centers import (
   census,
   class_scores,
   coefficient_gradients,
-  crops,
   overlap,
   project_centers,
   purity,
@@ -25,6 +24,7 @@ from hbf.analysis.heads import heads, maps, patch_distances, token_differences
 from hbf.analysis.nearness import image_nearness
 from hbf.analysis.report.page import Gallery, render
 from hbf.analysis.report.sections import attention, centers, relevance
+from hbf.analysis.report.sections.centers import crops
 from hbf.analysis.report.sections.relevance import strongest
 from hbf.analysis.sigmas import summarize_sigmas
 from hbf.analysis.weights import attention_weights
@@ -236,13 +236,22 @@ def test_crops_show_the_patch_in_the_middle(run, images):
   for token in (1, 6, 16):  # behind the class token: a corner, one inside, the other corner
     row, column = divmod(token - 1, 4)
     cut = crops(run, 'block0', images, np.array([0]), np.array([token]))[0]
-    assert cut.shape == (6, 6, 1)
-    np.testing.assert_array_equal(cut[2:4, 2:4], images[0, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2])
+    assert cut.shape == (6, 6, 3)
+    np.testing.assert_array_equal(cut[2:4, 2:4, :1], images[0, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2])
   assert (crops(run, 'block0', images, np.array([0]), np.array([1]))[0][:2] == 128).all()  # beyond the image
-  middle = crops(run, 'block0', images, np.array([0]), np.array([0]), around=0)[0]
-  np.testing.assert_array_equal(middle, images[0, 4:6, 4:6])
+  corner = crops(run, 'block0', images, np.array([0]), np.array([1]), around=0)[0]
   many = np.broadcast_to(images[0], (10**9, *images[0].shape))  # cut without a copy of the images
-  np.testing.assert_array_equal(crops(run, 'block0', many, np.full(3, 10**9 - 1), np.zeros(3, int), 0)[2], middle)
+  np.testing.assert_array_equal(crops(run, 'block0', many, np.full(3, 10**9 - 1), np.ones(3, int), 0)[2], corner)
+
+
+def test_the_whole_image_is_shown_for_a_class_token(run, images):
+  whole, wide = images[:1].copy(), np.zeros((1, 4, 8, 1), np.uint8)
+  whole[:, :4], whole[:, 4:], wide[:, :, 4:] = 0, 255, 255
+  upright = crops(run, 'block0', whole, np.array([0]), np.array([0]))[0]  # 8 × 8 pixels become 6 × 6
+  assert upright.shape == (6, 6, 3) and (upright[:2] < 30).all() and (upright[-2:] > 225).all()
+  flat = crops(run, 'block0', wide, np.array([0]), np.array([0]))[0]
+  assert (flat[0] == 128).all() and (flat[-2:] == 128).all() and flat[2, 0, 0] < 30 and flat[2, -1, 0] > 225
+  assert 'class token' in centers.about_class_token(run)
 
 
 def test_sums_and_tokens_of_several_batches_are_those_of_one(run, images, monkeypatch):
@@ -272,7 +281,7 @@ def test_noise_is_made_image_by_image():
 def test_tokens_behind_a_merge_stand_for_larger_patches(merged, images):
   assert [merged.patches_of(f'block{i}') for i in range(2)] == [(4, 4, 2), (2, 2, 4)]
   corner = crops(merged, 'block1', images, np.array([0]), np.array([1]), around=0)[0]
-  np.testing.assert_array_equal(corner, images[0, :4, 4:])
+  np.testing.assert_array_equal(corner[..., :1], images[0, :4, 4:])
   seen, real = captured(merged, images)
   assert [z[real].shape for z in seen.tokens] == [(16, 16, 16), (16, 16, 16), (16, 4, 32)]
   assert {block: z[real].shape for block, z in seen.points.items()} == {'block0': (16, 16, 16), 'block1': (16, 4, 32)}

@@ -12,7 +12,7 @@ import numpy as np
 from hbf.analysis import centers
 from hbf.analysis.centers import NEAREST, Census
 from hbf.analysis.image_run import LabeledImages
-from hbf.analysis.report.drawing import enlarged, framed, in_rows, legend, panel, png, rgb
+from hbf.analysis.report.drawing import GRAY, enlarged, fitted, framed, in_rows, legend, panel, png, rgb
 from hbf.analysis.report.page import Details, Drawing, Gallery, MissingPart, PageTable, Paragraph, Section
 from hbf.analysis.trained_run import TrainedRun
 from hbf.evaluation.unit_health import CONSTANT, DOUBLED, LOW_SHARE
@@ -163,6 +163,7 @@ def _rows(run: TrainedRun, training: LabeledImages, block: str, found: Census) -
   caption = (
     f'{block}: the {len(rows)} centers that are awake for the most tokens. Each patch is shown with its neighbors. '
     'Class scores: the class that the center raises most (+), and the class that it lowers most (−).'
+    f'{about_class_token(run)}'
   )
   return PageTable(header, rows, caption)
 
@@ -185,15 +186,54 @@ def marked(run: TrainedRun, block: str, image: np.ndarray, token: int) -> np.nda
     run: the run.
     block: name of the block whose token it is.
     image: uint8 [height, width, channels].
-    token: index of the token. A class token has no patch, so the image gets no frame.
+    token: index of the token. A class token has no patch, so the image gets no frame for it.
   """
   index, times, shown = int(token) - run.first_patch, max(1, ROW // image.shape[0]), run.patches_of(block)
   large = enlarged(rgb(image), times)
-  if index < 0:  # a class token has no patch
+  if index < 0:
     return large
   row, column = divmod(index, shown.columns)
   side = times * shown.side
   return framed(large, row * side, column * side, side, width=max(1, times))
+
+
+def crops(
+  run: TrainedRun, block: str, images: np.ndarray, chosen: np.ndarray, tokens: np.ndarray, around: int = 1
+) -> np.ndarray:
+  """Return parts of images, uint8 [..., side, side, 3]: the patch of one token, and the patches around it.
+
+  Pixels outside of the image are gray. A class token has no patch, so the whole image is returned for it, shrunk to
+  the same size.
+
+  Args:
+    run: the run.
+    block: name of the block whose tokens they are.
+    images: uint8 [n, height, width, channels].
+    chosen: indices of the images to cut from, int [...].
+    tokens: index of a token for each chosen image, int [...].
+    around: number of patches to show on each side of the patch.
+  """
+  shown, positions = run.patches_of(block), np.asarray(tokens) - run.first_patch
+  margin = around * shown.side
+  side = shown.side + 2 * margin
+  cut = np.full((positions.size, side, side, 3), GRAY, np.uint8)
+  for part, image, position in zip(cut, np.ravel(chosen), positions.ravel(), strict=True):
+    if position < 0:
+      inside = fitted(rgb(images[image]), side)
+      row, column = ((side - length) // 2 for length in inside.shape[:2])
+    else:
+      top, left = (shown.side * z - margin for z in divmod(position, shown.columns))
+      inside = images[image, max(top, 0) : top + side, max(left, 0) : left + side]
+      row, column = max(-top, 0), max(-left, 0)
+    part[row : row + inside.shape[0], column : column + inside.shape[1]] = inside
+  return cut.reshape(*positions.shape, *cut.shape[1:])
+
+
+def about_class_token(run: TrainedRun) -> str:
+  """Return a sentence for captions on what is shown for a class token. Return '' if the run has none."""
+  if not run.first_patch:
+    return ''
+  return ' The class token has no patch: for it, the whole image is shown without a frame.'
 
 
 def patches(run: TrainedRun, block: str, training: LabeledImages, found: Census, a: int) -> np.ndarray:
@@ -202,7 +242,7 @@ def patches(run: TrainedRun, block: str, training: LabeledImages, found: Census,
   Each patch is shown with its neighbors, with more of them if patches are small.
   """
   around = max(1, run.patches_of(block).rows // 8)
-  cut = rgb(centers.crops(run, block, training.images, found.images[a], found.tokens[a], around))
+  cut = crops(run, block, training.images, found.images[a], found.tokens[a], around)
   return in_rows(cut, len(cut), gap=2)
 
 
@@ -212,12 +252,12 @@ def _all(run: TrainedRun, training: LabeledImages, block: str, found: Census) ->
   The centers that are awake for the most tokens come first.
   """
   order = np.argsort(-found.rate, kind='stable')
-  cut = rgb(centers.crops(run, block, training.images, found.images[order], found.tokens[order], around=0))
+  cut = crops(run, block, training.images, found.images[order], found.tokens[order], around=0)
   side = int(np.sqrt(cut.shape[1]))
   squares = np.stack([in_rows(nearest[: side * side], side, gap=0) for nearest in cut])
   sheet = in_rows(squares, int(np.ceil(np.sqrt(len(squares)))), gap=4)
   caption = (
     f'Each square has the {side * side} patches nearest to a center, without neighbors. Centers that are awake for '
-    'the most tokens come first.'
+    f'the most tokens come first.{about_class_token(run)}'
   )
   return Details(f'All {len(order):,} centers of {block}', [Gallery([(png(sheet), '')], caption, 2 * sheet.shape[1])])

@@ -15,7 +15,7 @@ from hbf.analysis.centers import Census
 from hbf.analysis.image_run import LabeledImages
 from hbf.analysis.report.drawing import colored, enlarged, legend, panel, plain, png
 from hbf.analysis.report.page import Drawing, Gallery, PageTable, Paragraph, Section
-from hbf.analysis.report.sections.centers import marked, patches
+from hbf.analysis.report.sections.centers import about_class_token, marked, patches
 from hbf.analysis.report.sections.errors import SIDE, address
 from hbf.analysis.trained_run import TrainedRun
 from hbf.data.pipeline.order import evenly_spaced
@@ -114,7 +114,7 @@ class Vote(NamedTuple):
   Attributes:
     answer: index of the class.
     center: index of the center.
-    token: index of the token at which the center contributes most.
+    token: index of the token through which the center votes most.
     adds: contribution to the answer's excess logit, summed over the tokens (`hbf.analysis.relevance.votes`).
     lost: decrease of the same excess logit if the center is removed (`hbf.analysis.relevance.effects`).
   """
@@ -138,10 +138,10 @@ def strongest(run: TrainedRun, images: np.ndarray, answers: np.ndarray, count: i
   cast = relevance.votes(run, images, answers)  # [n, N, U]
   sums = cast.sum(axis=1)
   best = np.argsort(-sums, axis=1, kind='stable')[:, :count]
-  lost = relevance.effects(run, images, answers, best)
+  lost, tokens = relevance.effects(run, images, answers, best), relevance.tokens_of_votes(run, cast)
   return [
     [
-      Vote(int(answers[i]), int(a), int(cast[i, :, a].argmax()), float(sums[i, a]), float(without))
+      Vote(int(answers[i]), int(a), int(tokens[i, a]), float(sums[i, a]), float(without))
       for a, without in zip(best[i], lost[i], strict=True)
     ]
     for i in range(len(images))
@@ -185,6 +185,7 @@ def voters(
     'of the pooling count as constants. Logit lost: the drop of the same logit if the network runs again with the '
     'coefficients of this center at 0. Then the divisor and the weights change too. Without its strongest voter, the '
     f'logit of an answer falls by {100 * median_share(cast):.0f}% of the voter’s vote (median over the images).'
+    f'{about_class_token(run)}'
   )
   return PageTable(header, rows, caption)
 

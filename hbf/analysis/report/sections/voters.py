@@ -14,7 +14,7 @@ from hbf.analysis.image_run import LabeledImages
 from hbf.analysis.interventions import Effect
 from hbf.analysis.report.drawing import png
 from hbf.analysis.report.page import Choices, Details, Link, MissingPart, PageTable, Paragraph, Section
-from hbf.analysis.report.sections.centers import marked, patches, written
+from hbf.analysis.report.sections.centers import about_class_token, marked, patches, written
 from hbf.analysis.report.sections.errors import address
 from hbf.analysis.report.sections.relevance import Vote, strongest
 from hbf.analysis.trained_run import TrainedRun
@@ -67,6 +67,7 @@ def section(run: TrainedRun, training: LabeledImages, found: Mapping[str, Census
       f'Click on an image to see the {VOTERS} centers of {block} with the strongest votes for its answer. Click on '
       'the number of a center to see its training patches and its effect. '
       f'Of these {len(shown)} images, {wrong} {"has" if wrong == 1 else "have"} a wrong answer.'
+      f'{about_class_token(run)}'
     ),
     Choices([_image(run, *of_image, opened) for of_image in zip(images, labels, cast, strict=True)]),
     Paragraph(
