@@ -9,13 +9,12 @@ The result of an attack is stored when the attack ends. A second call makes only
 docs/research/outliers.md explains the results.
 """
 
-import argparse
 import functools
 import pathlib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,26 +26,16 @@ from hbf.analysis.image_run import ImageRun
 from hbf.analysis.report.attack_report import draw, table
 from hbf.analysis.study import Record, Study, check_folder_names, data_of
 from hbf.data.augment.batches import normalize
-from hbf.errors import in_one_line
+from hbf.errors import UserError, in_one_line
 
 # Each attack, and the greatest change of a pixel in levels of 255. 8 levels show whether APGD can fool the network on
 # every image. If it cannot, gradients may be masked (Carlini et al. 2019).
 ATTACKS = (('APGD', 1), ('APGD', 2), ('APGD', 8), ('Square', 1), ('Square', 2))
 
 
-class Effort(NamedTuple):
-  """Size of an attack.
-
-  Attributes:
-    images: number of images to attack.
-    steps: greatest number of steps for an image. In a step of the Square Attack, the network runs once.
-  """
-
-  images: int
-  steps: int
-
-
-EFFORTS = {'APGD': Effort(1_000, 100), 'Square': Effort(1_000, 1_000)}
+IMAGES = 1_000  # number of images that every attack changes
+# Greatest number of steps for an image. In a step of the Square Attack, the network runs once.
+STEPS = {'APGD': 100, 'Square': 1_000}
 
 
 def logits_of(run: ImageRun) -> Callable[[jax.Array], jax.Array]:
@@ -63,7 +52,8 @@ def measure(
   run: ImageRun,
   stored: Sequence[Mapping[str, Any]],
   save: Callable[[dict[str, Any]], None],
-  efforts: Mapping[str, Effort],
+  images: int,
+  steps: Mapping[str, int],
 ) -> None:
   """Attack the network of a run with all attacks whose results are not stored.
 
@@ -75,21 +65,36 @@ def measure(
       character for each image: 1 if the answer is wrong after the attack, else 0. `queries` is the number of changed
       images on which the network ran. `median_queries` is the median number of queries for an image that the attack
       fooled.
-    efforts: the numbers of images and steps, by the name of the attack.
+    images: number of test images. All attacks change the same images.
+    steps: the greatest number of steps for an image, by the name of the attack.
+
+  Raises:
+    UserError: the stored rows have another number of images or of steps.
   """
-  images, labels = run.read('test', max(effort.images for effort in efforts.values()))
-  pixels, logits = images.astype(np.float32) / 255, logits_of(run)
-  right = run.logits(images).argmax(axis=-1) == labels
+  chosen, labels = run.read('test', images)
+  _check_sizes(stored, len(chosen), steps)
+  pixels, logits = chosen.astype(np.float32) / 255, logits_of(run)
+  right = run.logits(chosen).argmax(axis=-1) == labels
   for name, levels in ATTACKS:
-    first, steps = slice(efforts[name].images), efforts[name].steps
-    size = {'images': len(pixels[first]), 'right': int(right[first].sum())}
-    key = run.about() | size | {'attack': name, 'levels': levels, 'steps': steps}
+    size = {'images': len(pixels), 'right': int(right.sum())}
+    key = run.about() | size | {'attack': name, 'levels': levels, 'steps': steps[name]}
     if any(key.items() <= row.items() for row in stored):
       continue
     start = time.monotonic()
     attack = apgd if name == 'APGD' else square
-    found = attack(logits, pixels[first], labels[first], levels / 255, steps)
+    found = attack(logits, pixels, labels, levels / 255, steps[name])
     save(key | _numbers(found) | {'seconds': round(time.monotonic() - start, 1)})
+
+
+def _check_sizes(stored: Sequence[Mapping[str, Any]], images: int, steps: Mapping[str, int]) -> None:
+  """Raise UserError if stored rows have other sizes. One table compares only attacks of one size."""
+  for row in stored:
+    name, size = row['attack'], (row['images'], row['steps'])
+    if size != (images, steps[name]):
+      raise UserError(
+        f'the stored numbers of {name} are for {size[0]:,} images with {size[1]:,} steps, not for {images:,} images '
+        f'with {steps[name]:,} steps: give another --out, or the same sizes'
+      )
 
 
 def _numbers(found: Attacked) -> dict[str, Any]:
@@ -106,27 +111,14 @@ def _save(record: Record, measured: dict[str, Any], row: dict[str, Any]) -> None
   logging.info('%s, %s, %d/255: %.1f%% right, %s s', row['run'], row['attack'], row['levels'], left, row['seconds'])
 
 
-def images_and_steps(text: str) -> Effort:
-  """Return the numbers of images and steps in a flag's value, such as '1000,100'.
-
-  Raises:
-    ValueError: the value is not two numbers.
-    argparse.ArgumentTypeError: a number is too small.
-  """
-  images, steps = map(int, text.split(','))
-  if images < 2 or steps < 1:
-    raise argparse.ArgumentTypeError(f'{text} is too small: expected 2 images, for intervals, and 1 step')
-  return Effort(images, steps)
-
-
-def _measure_all(folders: Sequence[pathlib.Path], efforts: Mapping[str, Effort], record: Record) -> None:
+def _measure_all(folders: Sequence[pathlib.Path], images: int, steps: Mapping[str, int], record: Record) -> None:
   """Attack the networks of all runs with the attacks whose results are not stored."""
   check_folder_names(folders)
   data = data_of(folders, record)
   runs = [ImageRun.of(folder) for folder in folders]
   measured = record.stored or {'data': data, 'rows': []}
   for run in runs:
-    measure(run, measured['rows'], functools.partial(_save, record, measured), efforts)
+    measure(run, measured['rows'], functools.partial(_save, record, measured), images, steps)
 
 
 @in_one_line
@@ -134,13 +126,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
   """Run the command and return its exit status."""
   study = Study('attacks', draw, table, folder='runs/outliers')
   parser = study.parser('hbf.analysis.attack_study', __doc__, 'a run folder; may be repeated')
-  form: dict[str, Any] = {'type': images_and_steps, 'metavar': 'IMAGES,STEPS'}
-  about = 'test images and most steps of %s; default: %d,%d'
-  parser.add_argument('--apgd', default=EFFORTS['APGD'], help=about % ('APGD', *EFFORTS['APGD']), **form)
-  parser.add_argument('--square', default=EFFORTS['Square'], help=about % ('Square', *EFFORTS['Square']), **form)
+  about = 'most test images to attack; default: %(default)s'
+  parser.add_argument('--images', type=int, default=IMAGES, metavar='N', help=about)
+  for name, most in STEPS.items():
+    about = f'most steps of {name} for an image; default: %(default)s'
+    parser.add_argument(f'--{name.lower()}_steps', type=int, default=most, metavar='N', help=about)
   flags = parser.parse_args(arguments)
-  efforts = {'APGD': flags.apgd, 'Square': flags.square}
-  return study.run(flags, functools.partial(_measure_all, flags.run, efforts))
+  steps = {'APGD': flags.apgd_steps, 'Square': flags.square_steps}
+  if flags.images < 2:
+    raise UserError(f'--images is {flags.images}; expected at least 2, because intervals are over images')
+  for name, most in steps.items():
+    if most < 1:
+      raise UserError(f'--{name.lower()}_steps is {most}; expected at least 1')
+  return study.run(flags, functools.partial(_measure_all, flags.run, flags.images, steps))
 
 
 if __name__ == '__main__':

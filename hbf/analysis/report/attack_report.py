@@ -20,51 +20,38 @@ from hbf.evaluation.outliers import Estimate
 
 
 def table(measured: Measured) -> str:
-  """Return a Markdown table with a row for each model and each number of `levels`, and notes below the table.
-
-  Square may attack fewer images than APGD. Then the table has two columns on APGD: one for all images that APGD
-  attacks, and one for the images that both attack. The columns on Square are about the images that both attack.
-  """
-  counts = {row['images'] for row in measured['rows']}
-  few = min(counts)
-  header: tuple[str, ...] = (
+  """Return a Markdown table with a row for each model and each number of `levels`, and notes below the table."""
+  images = measured['rows'][0]['images']  # all attacks change the same images
+  header = (
     'network',
     'greatest change of a pixel',
-    f'right of {max(counts):,} after APGD, %',
-    f'right of {few:,} after APGD, %',
+    f'right of {images:,} after APGD, %',
     'after Square, %',
     'after both, %',
     'fooled by Square, not by APGD',
     'queries of Square, median',
   )
-  lines = [_line(measured, model, levels, few) for levels in _levels(measured) for model in models(measured)]
-  if len(counts) == 1:  # the two columns of APGD are equal
-    header, *lines = ((*line[:3], *line[4:]) for line in (header, *lines))
+  lines = [_line(measured, model, levels) for levels in _levels(measured) for model in models(measured)]
   seeds = [len(_rights(measured, model, 0, ('APGD',))) for model in models(measured)]
   notes = [about_intervals(seeds), *_differences(measured)]
   return markdown.table(header, lines) + '\n\n' + '\n'.join(notes)
 
 
-def _line(measured: Measured, model: str, levels: int, few: int) -> tuple[str, ...]:
-  """Return the cells of the row for a model and `levels`, the greatest change of a pixel.
-
-  `few` is the number of images that both APGD and Square attack.
-  """
+def _line(measured: Measured, model: str, levels: int) -> tuple[str, ...]:
+  """Return the cells of the row for a model and `levels`, the greatest change of a pixel."""
   name, change = network_name(model), f'{levels}/255' if levels else 'no attack'
-  everything = text(_accuracy(_rights(measured, model, levels, ('APGD',))))
+  after_apgd = text(_accuracy(_rights(measured, model, levels, ('APGD',))))
   if levels not in _levels(measured, model=model, attack='Square'):
-    return name, change, everything, '', '', '', '', ''
+    return name, change, after_apgd, '', '', '', ''
   if not levels:
-    before = text(_accuracy(_rights(measured, model, 0, ('Square',))))
-    return name, change, everything, before, before, before, '', ''
+    return name, change, after_apgd, after_apgd, after_apgd, '', ''
   both, apgd, square = (
-    [right[:few] for right in _rights(measured, model, levels, attacks)]
-    for attacks in (('APGD', 'Square'), ('APGD',), ('Square',))
+    _rights(measured, model, levels, attacks) for attacks in (('APGD', 'Square'), ('APGD',), ('Square',))
   )
   alone = sum(int((one & ~other).sum()) for one, other in zip(apgd, square, strict=True))
   queries = [row['median_queries'] for (row,) in _rows(measured, model, ('Square',), levels)]
   median = f'{np.mean(queries):.0f}' if None not in queries else ''
-  return name, change, everything, *(text(_accuracy(z)) for z in (apgd, square, both)), str(alone), median
+  return name, change, after_apgd, *(text(_accuracy(z)) for z in (square, both)), str(alone), median
 
 
 def _levels(measured: Measured, **wanted: str) -> list[int]:
@@ -97,8 +84,6 @@ def _right(row: Row) -> np.ndarray:
 def _rights(measured: Measured, model: str, levels: int, attacks: Sequence[str]) -> list[np.ndarray]:
   """Return an array for each run, bool [images]: True for an image that is classified right after each of `attacks`.
 
-  The images are those to which all of these attacks were applied.
-
   An attack changes a pixel by at most `levels`. If `levels` is 0, only the number of right answers is stored. Then an
   array has that many True at its beginning, and its order does not say which images are right.
 
@@ -108,8 +93,7 @@ def _rights(measured: Measured, model: str, levels: int, attacks: Sequence[str])
   if not levels:
     rows = _rows(measured, model, attacks[:1], _levels(measured)[1])
     return [np.arange(row['images']) < row['right'] for (row,) in rows]
-  rights = [list(map(_right, of_run)) for of_run in _rows(measured, model, attacks, levels)]
-  return [np.logical_and.reduce([right[: min(map(len, of_run))] for right in of_run]) for of_run in rights]
+  return [np.logical_and.reduce([*map(_right, of_run)]) for of_run in _rows(measured, model, attacks, levels)]
 
 
 def _accuracy(rights: Sequence[np.ndarray]) -> Estimate:
