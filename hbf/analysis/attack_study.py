@@ -116,7 +116,7 @@ def _measure_all(folders: Sequence[pathlib.Path], images: int, steps: Mapping[st
   check_folder_names(folders)
   data = data_of(folders, record)
   runs = [ImageRun.of(folder) for folder in folders]
-  measured = record.stored or {'data': data, 'rows': []}
+  measured = record.stored or data | {'rows': []}
   for run in runs:
     measure(run, measured['rows'], functools.partial(_save, record, measured), images, steps)
 

@@ -20,7 +20,7 @@ from absl import logging
 
 from hbf.analysis.image_run import MOST_TESTED, ImageRun, LabeledImages
 from hbf.analysis.report.corruption_report import NONE, draw, table
-from hbf.analysis.study import Record, Study, check_folder_names
+from hbf.analysis.study import Record, Study, check_folder_names, data_of
 from hbf.data.augment.corruptions import CORRUPTIONS, STRENGTHS, corrupt
 from hbf.errors import UserError, in_one_line
 
@@ -95,12 +95,12 @@ def _measure_all(folders: Sequence[pathlib.Path], most: int, record: Record) -> 
   check_folder_names(folders)
   runs = [ImageRun.of(folder) for folder in folders]
   examples = shared_images(runs, most)
-  about = {'data': runs[0].restored.config.data.name, 'images': len(examples.labels)}
-  measured = record.stored or about | {'rows': []}
-  if not about.items() <= measured.items():
+  data, images = data_of(folders, record), len(examples.labels)
+  measured = record.stored or data | {'images': images, 'rows': []}
+  if measured['images'] != images:
     raise UserError(
-      f'{record.path} has numbers of {measured["images"]:,} images of {measured["data"]}; expected '
-      f'{about["images"]:,} images of {about["data"]}: give another --out, or move the file away'
+      f'{record.path} has numbers of {measured["images"]:,} images; expected {images:,}: give another --out, or move '
+      'the file away'
     )
   measure(runs, examples, measured['rows'], functools.partial(_save, record, measured))
 

@@ -354,7 +354,7 @@ def _measure_all(folders: Sequence[pathlib.Path], record: Record) -> None:
   data = data_of(folders)
   for folder in folders:
     rows += measure(folder, options.setdefault(load_config(folder).model.name, {}))
-  record.save({'data': data, 'rows': rows})
+  record.save(data | {'rows': rows})
 
 
 @in_one_line

@@ -402,7 +402,7 @@ def _measure_all(folders: Sequence[pathlib.Path], most: int, record: Record) -> 
     if not most:  # keep the refits that are stored
       found['refits'] = networks.get(found['run'], found)['refits']
     networks[found['run']] = found
-    record.save({'data': data, 'networks': [*networks.values()]})
+    record.save(data | {'networks': [*networks.values()]})
 
 
 @in_one_line

@@ -246,7 +246,7 @@ def _measure_all(folders: Sequence[pathlib.Path], outside: Sequence[str], record
   check_folder_names(folders)
   data = data_of(folders, record)
   runs = [ImageRun.of(folder) for folder in folders]
-  measured = record.stored or {'data': data, 'rows': []}
+  measured = record.stored or data | {'rows': []}
   for run in runs:
     if add(measured['rows'], run, load_outside(run, outside)):
       record.save(measured)

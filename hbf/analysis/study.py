@@ -11,7 +11,7 @@ from absl import logging
 from hbf.arguments import Parser
 from hbf.errors import UserError
 from hbf.training.machine import commit, device_name, keep_compiled_programs, keep_freed_memory, versions
-from hbf.training.workdir import load_config, read_json, write_json
+from hbf.training.workdir import load_config, other_data, read_data, read_json, write_json
 
 Numbers = dict[str, Any]
 
@@ -92,26 +92,43 @@ def check_folder_names(folders: Sequence[pathlib.Path]) -> None:
       raise UserError(f'{other} and {folder} have the same name, by which numbers are stored: rename one of them')
 
 
-def data_of(folders: Sequence[pathlib.Path], record: 'Record | None' = None) -> str:
-  """Return the name of the data set that all runs of a study are on.
+def data_of(folders: Sequence[pathlib.Path], record: 'Record | None' = None) -> Numbers:
+  """Return the name and the fingerprint of the data that all runs of a study are on, to store with its numbers.
+
+  Runs and stored numbers from older versions have no fingerprint. Then only the names are compared.
 
   Args:
     folders: the run folders.
     record: the stored numbers, if those of the runs are added to them.
 
+  Returns:
+    The entries `data`, the value of data.name, and `fingerprint`, if it is known.
+
   Raises:
-    UserError: two runs are on different data sets, or the stored numbers are of runs on another one.
+    UserError: two runs are on different data, or the stored numbers are of runs on other data.
   """
-  names = {load_config(folder).data.name: folder for folder in folders}
-  name, *others = names
-  if others:
-    raise UserError(
-      f'{names[name]} is a run on {name}, and {names[others[0]]} on {others[0]}: give runs on one data set'
-    )
-  stored = record.stored.get('data', name) if record and record.stored else name
-  if record and stored != name:
-    raise UserError(f'{record.path} has numbers of runs on {stored}, and not on {name}: give another --out')
-  return name
+  first, *others = folders
+  name, identity = _data(first)
+  for folder in others:
+    other, found = _data(folder)
+    if other != name:
+      raise UserError(f'{first} is a run on {name}, and {folder} on {other}: give runs on one data set')
+    if None not in (identity, found) and identity['fingerprint'] != found['fingerprint']:
+      differ = other_data(identity, found)
+      raise UserError(f'{first} and {folder} are runs on different data ({differ}): give runs on one data set')
+  known = {'data': name} | ({'fingerprint': identity['fingerprint']} if identity else {})
+  if record:
+    stored = known | (record.stored or {})
+    if stored['data'] != name:
+      raise UserError(f'{record.path} has numbers of runs on {stored["data"]}, and not on {name}: give another --out')
+    if 'fingerprint' in known and stored['fingerprint'] != known['fingerprint']:
+      raise UserError(f'{record.path} has numbers of runs on other data than {first}: give another --out')
+  return known
+
+
+def _data(folder: pathlib.Path) -> tuple[str, Any]:
+  """Return data.name of a run, and the identity of its data. None: the run is too old to have stored the latter."""
+  return load_config(folder).data.name, read_data(folder, 'fingerprint')
 
 
 @dataclasses.dataclass(frozen=True)
