@@ -81,8 +81,8 @@ def deletion(
 
   Returns:
     The fraction of removed patches at each of S points, from 0 to 1, [S], and the probability of the answer at each
-    point, [n, S]. The answer is the likeliest class for the whole image. The mean probability over the points is the
-    area under the curve. A better order has a smaller area.
+    point, [n, S]. The answer is the likeliest class for the whole image. The mean probability over the points is
+    taken as the area under the curve. A better order has a smaller area.
   """
   count = order.shape[1]
   numbers = removed_counts(count)

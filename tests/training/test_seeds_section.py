@@ -91,6 +91,21 @@ def test_a_section_with_other_images_is_left_out(made):
   assert isinstance(found.parts[-1], Paragraph) and 'interventions' in found.parts[-1].text
 
 
+def test_checkpoints_of_different_steps_are_named(made):
+  folders = [made(0), made(1)]
+
+  def paragraphs(*steps):
+    pages = [page_of(90.0), page_of(91.0)]
+    for page, step in zip(pages, steps, strict=True):
+      page['run'] |= step
+    return [part.text for part in section([*map(SeedRun, folders, pages)]).parts if isinstance(part, Paragraph)]
+
+  assert paragraphs({'step': 20}, {'step': 20}) == paragraphs({}, {}) == []
+  (said,) = paragraphs({'step': 20}, {'step': 10})
+  assert said == 'The pages are about checkpoints of different steps: seed 0 of step 20, 1 of step 10.'
+  assert '0 of step 20, 1 of step unknown' in paragraphs({'step': 20}, {})[0]  # a page of an older version
+
+
 def test_a_mean_that_overflowed_is_nan_in_the_table(made):
   effect = {'loss': {'mean': None, 'half': None}}  # explain.json has null in place of NaN and infinity
   stored = page_of(90.0) | {'interventions': {'images': 60, 'controls': {'all moved, draw 1': effect}}}

@@ -77,7 +77,8 @@ def _run(run: TextRun) -> Section:
   rows += [('window', f'{run.task.length} tokens'), ('tokenizer', run.task.description)]
   rows += [(name.replace('_', ' '), _format(result[name])) for name in names if name in result]
   caption = f'Checkpoint of step {run.restored.step}. Scores are of the test split, at the end of training.'
-  numbers = {'evaluated': 'average' if run.average else 'parameters'} | {k: result[k] for k in names if k in result}
+  numbers: dict[str, Any] = {'evaluated': 'average' if run.average else 'parameters', 'step': run.restored.step}
+  numbers |= {key: result[key] for key in names if key in result}
   return Section('run', TITLES['run'], [PageTable(('', ''), rows, caption)], numbers, 'hbf eval')
 
 

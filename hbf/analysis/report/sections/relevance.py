@@ -58,8 +58,8 @@ def section(run: TrainedRun, training: LabeledImages, found: Mapping[str, Census
     Drawing(
       [_curve(gone, most_first, random)],
       f'Mean probability of the answer while more and more patches of {side}×{side} pixels are painted over with the '
-      f'mean color, on {len(images)} test images. The area under the curve is {most_first.mean():.3f} if the most '
-      f'relevant patches go first, and {random.mean():.3f} for a random order.',
+      f'mean color, on {len(images)} test images. The area under the curve, as the mean of its points, is '
+      f'{most_first.mean():.3f} if the most relevant patches go first, and {random.mean():.3f} for a random order.',
     ),
     _maps(run, images, labels, patch_relevance),
   ]

@@ -121,6 +121,10 @@ def section(runs: Sequence[SeedRun]) -> Section:
     left = ', '.join(unlike)
     said = f'The pages of these runs used different numbers of images. So these sections are left out: {left}.'
     parts.append(Paragraph(said))
+  steps = [run.numbers['run'].get('step') for run in runs]
+  if len({*steps}) > 1:
+    each_step = ', '.join(f'{run.seed} of step {step or "unknown"}' for run, step in zip(runs, steps, strict=True))
+    parts.append(Paragraph(f'The pages are about checkpoints of different steps: seed {each_step}.'))
   command = 'hbf explain --workdir=RUN --seed_run=RUN_OF_ANOTHER_SEED'
   return Section('seeds', 'Several seeds', parts, numbers, command)
 

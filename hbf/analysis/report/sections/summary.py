@@ -33,7 +33,7 @@ def section(run: TrainedRun) -> Section:
     about.append(
       ('training', f'{result["train_seconds"] / 60:,.1f} minutes, {result["images_per_second"]:,.0f} images/s')
     )
-  numbers = {'evaluated': 'average' if run.average else 'parameters'}
+  numbers: dict[str, Any] = {'evaluated': 'average' if run.average else 'parameters', 'step': run.restored.step}
   numbers |= {key: result[key] for key in (*SHOWN, 'n', 'correct', ACCURACY.name, 'interval') if key in result}
   parts: list[Any] = [PageTable(('', ''), about, f'Checkpoint of step {run.restored.step}.')]
   if 'accuracy' in result:
