@@ -1,6 +1,7 @@
 """Errors and warnings for users. A message is one line that says what is wrong, what was expected and what to do."""
 
 import difflib
+import errno
 import functools
 import os
 import select
@@ -11,6 +12,17 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
 Value = TypeVar('Value')
+
+# What to do if the system refuses a path. Such an error is never a mistake in the code.
+_CURES = {
+  errno.ENAMETOOLONG: 'give a shorter path',
+  errno.ELOOP: 'its links form a circle; give another path',
+  errno.EACCES: 'change its permissions, or give another path',
+  errno.EPERM: 'change its permissions, or give another path',
+  errno.EROFS: 'give a path that can be written',
+  errno.ENOSPC: 'free some space, or give a path on another disk',
+  errno.EDQUOT: 'free some space, or give a path on another disk',
+}
 
 
 class UserError(ValueError):
@@ -53,7 +65,9 @@ def warn(message: str) -> None:
 
 
 def in_one_line(main: Callable[..., int]) -> Callable[..., int]:
-  """Wrap a command so that UserError and Ctrl-C print one line on stderr instead of a traceback.
+  """Wrap a command so that UserError, a path that the system refuses, and Ctrl-C print one line on stderr.
+
+  There is no traceback then. Any other error keeps its traceback.
 
   If the reader of stdout is gone, as in `hbf --help | head`, the command ends without a message.
 
@@ -61,7 +75,7 @@ def in_one_line(main: Callable[..., int]) -> Callable[..., int]:
     main: the command, a function that returns its exit status.
 
   Returns:
-    A function that runs the command and returns its exit status: 1 after UserError, 130 after Ctrl-C, and 141 if the
+    A function that runs the command and returns its exit status: 1 after an error, 130 after Ctrl-C, and 141 if the
     reader of stdout is gone.
   """
 
@@ -80,6 +94,10 @@ def in_one_line(main: Callable[..., int]) -> Callable[..., int]:
       return 141  # as in shells: 128 plus the number of SIGPIPE
     except UserError as error:
       return fail(str(error))
+    except OSError as error:
+      if error.errno not in _CURES:
+        raise
+      return fail(f'{error.filename or "a file"}: {str(error.strerror).lower()}: {_CURES[error.errno]}')
     except KeyboardInterrupt:
       fail('interrupted')
       return 130  # as in shells: 128 plus the number of SIGINT

@@ -2,7 +2,9 @@
 
 import ast
 import contextlib
+import errno
 import importlib
+import os
 import pathlib
 import re
 
@@ -11,6 +13,7 @@ from absl import flags
 
 from hbf import cli
 from hbf.arguments import Parser, expand, home_path
+from hbf.comparison import pack
 from hbf.errors import Notice, UserError, in_one_line, warn
 
 COMMANDS = [
@@ -42,6 +45,27 @@ def test_ctrl_c_ends_in_one_line(capsys):
 
   assert interrupted() == 130
   assert capsys.readouterr().err == 'error: interrupted\n'
+
+
+def test_a_path_that_the_system_refuses_ends_in_one_line(tmp_path, capsys):
+  path = tmp_path / ('a' * 300)
+  assert pack.main([str(path), str(tmp_path / 'target')]) == 1
+  error = capsys.readouterr().err
+  assert error.startswith(f'error: {path}') and error.endswith(': file name too long: give a shorter path\n')
+
+
+def test_only_an_error_of_the_system_ends_in_one_line(capsys):
+  def main(error):
+    raise error
+
+  full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+  assert in_one_line(main)(full) == 1
+  assert capsys.readouterr().err == (
+    'error: a file: no space left on device: free some space, or give a path on another disk\n'
+  )
+  for mistake in (FileNotFoundError(errno.ENOENT, 'No such file', 'x'), OSError('no number')):
+    with pytest.raises(type(mistake)):
+      in_one_line(main)(mistake)
 
 
 def test_paths_may_be_in_the_home_folder(monkeypatch):
