@@ -305,12 +305,15 @@ def _parse_arm(text: str, config: str, overrides: Sequence[str]) -> Arm:
   return Arm(_group_of(config), label, (given, *keys))
 
 
-def refuse_other_config(config: str, known: Grid) -> None:
+def refuse_other_config(
+  config: str, known: Grid, remedy: str = 'give the same config, or choose another --workdir'
+) -> None:
   """Check that a config has the arguments, such as recipe=small, of the stored arms of its group.
 
   Args:
     config: the config.
     known: the arms of its group that the folder already has.
+    remedy: the end of the error message.
 
   Raises:
     UserError: the arguments differ in more than the model.
@@ -323,7 +326,7 @@ def refuse_other_config(config: str, known: Grid) -> None:
     if arguments(flag) != arguments(config):
       raise UserError(
         f'the folder has arms of {flag.removeprefix("--config=")}, and --config={config} differs in more than the '
-        'model: give the same config, or choose another --workdir'
+        f'model: {remedy}'
       )
 
 

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 
 from hbf.arguments import Parser
-from hbf.comparison.grid import Grid
+from hbf.comparison.grid import Grid, refuse_other_config
 from hbf.comparison.pack import new_folder, unpack
 from hbf.comparison.runs import LOGS
 from hbf.comparison.stored import PACKED, KnownData, RunFolders, check_runs, check_same_data, refuse_busy
@@ -34,11 +34,16 @@ def join(folders: Sequence[pathlib.Path], target: pathlib.Path) -> tuple[list[st
     The names of the copied runs, and of the packed runs that are left out, because they have no result.
 
   Raises:
-    UserError: a folder is not a comparison, is damaged or is in use. Two folders have the same run, or arms of the
-      same name with other options, or other data. Or the target exists, or cannot be written.
+    UserError: a folder is not a comparison, is damaged or is in use. Two folders have the same run, arms of the same
+      name with other options, arms of one group with other recipes, or other data. Or the target exists, or cannot
+      be written.
   """
   # An arm keeps the options of the first folder that has it.
   grid = functools.reduce(lambda joined, other: joined.union(other).union(joined), map(Grid.load, folders))
+  for arm in grid.arms:
+    config = next(argument for argument in arm.arguments if argument.startswith('--config='))
+    first = next(other for other in grid.arms if other.group == arm.group)
+    refuse_other_config(config.removeprefix('--config='), Grid((first,)), 'join comparisons of one config')
   with new_folder(target) as draft, tempfile.TemporaryDirectory(dir=draft) as scratch:
     owners: dict[str, pathlib.Path] = {}
     known: dict[str, KnownData] = {}

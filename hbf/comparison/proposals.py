@@ -192,9 +192,16 @@ class Studies:
     }
 
 
-def check_optuna(method: Method) -> None:
-  """Raise UserError if the method needs Optuna, and Optuna is not installed."""
+def check_optuna(method: Method, folder: pathlib.Path) -> None:
+  """Raise UserError if the method needs Optuna, and Optuna is not installed or cannot use the search's folder."""
+  if not method.needs_optuna:
+    return
   missing = [name for name in ('optuna', 'sqlalchemy') if importlib.util.find_spec(name) is None]
-  if method.needs_optuna and missing:
+  if missing:
     flag = '--prune' if method.sampler == RANDOM else f'--sampler={method.sampler}'
     raise UserError(f"{flag} needs the package optuna: install it by pip install 'hbf[optuna]'")
+  # Optuna takes the path of its database as a part of an address, in which these characters have other meanings.
+  if wrong := [character for character in '?{}' if character in str(folder.absolute())]:
+    raise UserError(
+      f'{folder.absolute()} has a {wrong[0]} in its path, which Optuna cannot use: choose another --workdir'
+    )

@@ -161,8 +161,8 @@ def tune(
   Raises:
     UserError: the request is wrong, the folder holds another search or trials on other data, or Optuna is missing.
   """
-  check_optuna(method)
   check_place(workdir)
+  check_optuna(method, workdir)
   refuse_packed(workdir)
   before = _read(workdir)
   if before and (before[0].sampler, before[0].prune) != method:

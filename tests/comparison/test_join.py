@@ -15,6 +15,7 @@ from hbf.training.schema import stamp
 from hbf.training.workdir import held, write_json
 
 ARMS = {name: Arm('cifar10', name, (f'--config=cifar10:model={name}',)) for name in ('vit', 'hyperbf', 'gmlp')}
+ARMS['memo-gmlp'] = Arm('cifar10', 'memo-gmlp', ('--config=cifar10:model=gmlp,recipe=memo',))
 
 
 def comparison(folder, labels, seeds):
@@ -86,6 +87,13 @@ def test_comparisons_on_other_data_are_not_joined(tmp_path):
     join([here, there], tmp_path / 'both')
   write_json(there / 'cifar10-gmlp-1' / 'data.json', {'name': 'cifar10', 'fingerprint': 'a'})
   join([here, there], tmp_path / 'both')
+
+
+def test_comparisons_with_other_recipes_are_not_joined(tmp_path):
+  here, there = comparison(tmp_path / 'here', ['vit'], (0,)), comparison(tmp_path / 'there', ['memo-gmlp'], (1,))
+  with pytest.raises(UserError, match=r'arms of cifar10:model=vit, and .*recipe=memo differs .*: join comparisons'):
+    join([here, there], tmp_path / 'both')
+  assert not (tmp_path / 'both').exists()
 
 
 def test_what_cannot_be_joined_is_refused_and_leaves_nothing(tmp_path):

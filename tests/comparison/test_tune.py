@@ -206,6 +206,14 @@ def test_without_optuna_one_line_says_how_to_install_it(asked, tmp_path, monkeyp
   assert not (tmp_path / 'search').exists()
 
 
+def test_a_path_that_optuna_cannot_use_is_refused(asked, tmp_path, monkeypatch):
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: name)  # as if it were installed
+  for name, wrong in (('what?', '?'), ('{here}', '{')):
+    with pytest.raises(UserError, match=rf'has a \{wrong} in its path, which Optuna cannot use: choose another'):
+      tune.tune(asked, 1, tmp_path / name, [Device()], Method('tpe'))
+    assert not (tmp_path / name).exists()
+
+
 @pytest.mark.parametrize('method', [RANDOM_SEARCH, Method('tpe')])
 def test_trials_on_other_data_are_refused_before_anything_runs(asked, search, tmp_path, monkeypatch, method):
   """Optuna's later trials are new runs, so all stored trials count."""
@@ -218,7 +226,7 @@ def test_trials_on_other_data_are_refused_before_anything_runs(asked, search, tm
   config = read_config([*trial.arguments, f'--config.seed={trial.seed}'])
   write_json(tmp_path / 'search' / trial.run / 'config.json', stamp(json.loads(config.to_json())))
   write_json(tmp_path / 'search' / trial.run / 'data.json', {'name': 'digits', 'fingerprint': 'other'})
-  monkeypatch.setattr(tune, 'check_optuna', lambda method: None)
+  monkeypatch.setattr(tune, 'check_optuna', lambda method, folder: None)
   with pytest.raises(UserError, match=rf'{trial.run} has other data than the data of this call'):
     search(asked, 2, method)
 
@@ -233,7 +241,7 @@ def test_a_folder_of_something_else_is_left_alone(asked, search, tmp_path):
 @pytest.mark.parametrize('method', [Method('tpe'), Method('random', prune=True)])
 def test_every_choice_of_a_search_with_optuna_is_checked_before_it_starts(asked, tmp_path, monkeypatch, method):
   """Optuna proposes the options of later trials only when earlier ones have ended."""
-  monkeypatch.setattr(tune, 'check_optuna', lambda method: None)
+  monkeypatch.setattr(tune, 'check_optuna', lambda method, folder: None)
   space = ('train.label_smoothing=0.0|0.1', 'gelu: model.stage2.activation=gelu|relu|silu')
   with pytest.raises(UserError, match=r"unknown model\.stage2\.activation 'silu'"):
     tune.tune(dataclasses.replace(asked, space=space), 1, tmp_path / 'search', [Device()], method)
