@@ -12,8 +12,8 @@ from typing import Any
 from absl import logging
 
 from hbf import markdown
-from hbf.analysis.report.figures import plt, write_png
 from hbf.arguments import Parser
+from hbf.comparison.figures import plt, write_png
 from hbf.errors import UserError, in_one_line
 from hbf.evaluation.scores import ACCURACY
 from hbf.models.build import count_parameters, flops_per_example

@@ -17,10 +17,10 @@ import numpy as np
 from absl import logging
 
 from hbf import markdown
-from hbf.analysis.report.figures import plt, write_png
 from hbf.analysis.unit_params import block_names
 from hbf.analysis.weights import attention_weights
 from hbf.arguments import Parser
+from hbf.comparison.figures import plt, write_png
 from hbf.errors import UserError, in_one_line
 from hbf.models.language import LanguageModel
 from hbf.training.machine import keep_freed_memory

@@ -9,20 +9,16 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import matplotlib
 import numpy as np
-from scipy.optimize import isotonic_regression
-
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
+from scipy.optimize import isotonic_regression
 
+from hbf.comparison.figures import plt, write_png
 from hbf.comparison.grid import Grid
 from hbf.comparison.stored import StoredRuns, open_runs
 from hbf.evaluation.scores import Score
 from hbf.tasks.task import Task
-from hbf.training.workdir import replacing
 from hbf.training.writers import lines_with
 
 REFERENCE, REST = 'black', '0.55'
@@ -95,9 +91,7 @@ def draw_curves(grid: Grid, workdir: pathlib.Path, path: pathlib.Path) -> None:
         axis.set(xlabel='epoch', ylabel=f'{panel.name} {panel.score.label}')
         _draw(axis, panel.curves, colors)
         _label_lines(axis, panel.curves, colors, LABEL / (height - 1))
-    with replacing(path) as file:
-      figure.savefig(file, format='png', dpi=120, metadata={'Software': None})
-    plt.close(figure)
+    write_png(figure, path, dpi=120)
 
 
 def draw_expected(
@@ -124,9 +118,7 @@ def draw_expected(
       _draw(axis, curves, colors)
       _label_lines(axis, curves, colors, LABEL / (height - 1))
     axis.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
-    with replacing(path) as file:
-      figure.savefig(file, format='png', dpi=120, metadata={'Software': None})
-    plt.close(figure)
+    write_png(figure, path, dpi=120)
 
 
 def spread_labels(wanted: Sequence[float], gap: float, low: float, high: float) -> np.ndarray:

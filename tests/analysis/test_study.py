@@ -6,9 +6,9 @@ import pathlib
 
 import pytest
 
-from hbf.analysis.report.figures import plt, write_png
 from hbf.analysis.study import Record, Study, data_of
 from hbf.api import get_config
+from hbf.comparison.figures import plt, write_png
 from hbf.config.resolve import resolve
 from hbf.errors import UserError
 

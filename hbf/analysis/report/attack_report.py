@@ -11,10 +11,10 @@ import numpy as np
 from scipy import stats
 
 from hbf import markdown
-from hbf.analysis.report.figures import plt, write_png
 from hbf.analysis.report.names import network_name
 from hbf.analysis.report.seeds import about_intervals, over_seeds, text
 from hbf.analysis.report.stored import Measured, Row, models, rows_of_runs
+from hbf.comparison.figures import plt, write_png
 from hbf.comparison.statistics import differences
 from hbf.evaluation.outliers import Estimate
 

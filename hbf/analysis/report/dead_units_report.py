@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hbf import markdown
-from hbf.analysis.report.figures import plt, write_png
+from hbf.comparison.figures import plt, write_png
 from hbf.evaluation.scores import ACCURACY
 
 SCORES = (

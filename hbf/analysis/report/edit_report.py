@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from hbf import markdown
-from hbf.analysis.report.figures import plt, write_png
 from hbf.analysis.report.names import network_name
+from hbf.comparison.figures import plt, write_png
 
 AFTER = ('copies', 'others')  # scores after many edits in the picture
 

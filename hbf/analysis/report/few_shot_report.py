@@ -12,8 +12,8 @@ import numpy as np
 
 from hbf import markdown
 from hbf.analysis.report.edit_report import mean_of
-from hbf.analysis.report.figures import plt, write_png
 from hbf.analysis.report.names import network_name
+from hbf.comparison.figures import plt, write_png
 
 Rows = Sequence[Mapping[str, Any]]
 

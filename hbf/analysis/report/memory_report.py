@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hbf import markdown
-from hbf.analysis.report.figures import plt, write_png
+from hbf.comparison.figures import plt, write_png
 
 Rows = Sequence[Mapping[str, Any]]
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from hbf import markdown
-from hbf.analysis.report.figures import plt, write_png
 from hbf.analysis.report.names import network_name
+from hbf.comparison.figures import plt, write_png
 
 Network = Mapping[str, Any]
 MATRICES = {

@@ -10,10 +10,10 @@ import pathlib
 import numpy as np
 
 from hbf import markdown
-from hbf.analysis.report.figures import plt, write_png
 from hbf.analysis.report.names import network_name
 from hbf.analysis.report.seeds import about_intervals, over_seeds, text
 from hbf.analysis.report.stored import Measured, models
+from hbf.comparison.figures import plt, write_png
 from hbf.evaluation.outliers import Estimate
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hbf import markdown
-from hbf.analysis.report.figures import plt, write_png
+from hbf.comparison.figures import plt, write_png
 
 Row = Mapping[str, Any]
 MARKERS = 'os^vDPX*'  # of the arms

@@ -11,8 +11,8 @@ import numpy as np
 
 from hbf import markdown
 from hbf.analysis.report.edit_report import mean_of
-from hbf.analysis.report.figures import plt, write_png
 from hbf.analysis.report.names import network_name
+from hbf.comparison.figures import plt, write_png
 
 SCORES = ('prompt', 'copies', 'reworded', 'controls', 'changed')
 LINES = {'copies': 'facts written after a passage, %', 'bits': 'bits per character of other text'}

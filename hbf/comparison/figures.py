@@ -1,4 +1,4 @@
-"""Pictures of studies: `plt` is Matplotlib's pyplot without a display, and `write_png` writes a figure."""
+"""Pictures: `plt` is Matplotlib's pyplot without a display, and `write_png` writes a figure."""
 
 import pathlib
 from typing import Any
