@@ -90,6 +90,7 @@ PAIRED = {
     ('resolutions-cifar100', 'claim-cifar100'),
   ),
   ('positional-2-2', 'vit-gelu'): (('resolutions-seeds', 'claim-gelu'),),
+  ('positional-2-2', 'vit-normalized'): (('resolutions-seeds', 'claim-normalized'),),
   ('positional-2-2', 'gated-softmax'): (('resolutions-seeds', 'claim-gated'),),
   ('positional-4-2', 'vit-4-2'): (
     ('resolutions-tiny', 'resolutions-tiny-vit'),
