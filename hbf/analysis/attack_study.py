@@ -128,9 +128,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
   parser = study.parser('hbf.analysis.attack_study', __doc__, 'a run folder; may be repeated')
   about = 'most test images to attack; default: %(default)s'
   parser.add_argument('--images', type=int, default=IMAGES, metavar='N', help=about)
-  for name, most in STEPS.items():
-    about = f'most steps of {name} for an image; default: %(default)s'
-    parser.add_argument(f'--{name.lower()}_steps', type=int, default=most, metavar='N', help=about)
+  about = 'most steps of an attack for an image; default: %(default)s'
+  parser.add_argument('--apgd_steps', type=int, default=STEPS['APGD'], metavar='N', help=about)
+  parser.add_argument('--square_steps', type=int, default=STEPS['Square'], metavar='N', help=about)
   flags = parser.parse_args(arguments)
   steps = {'APGD': flags.apgd_steps, 'Square': flags.square_steps}
   if flags.images < 2:
