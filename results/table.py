@@ -92,6 +92,8 @@ PAIRED = {
   ('positional-2-2', 'vit-gelu'): (('resolutions-seeds', 'claim-gelu'),),
   ('positional-2-2', 'vit-normalized'): (('resolutions-seeds', 'claim-normalized'),),
   ('positional-2-2', 'gated-softmax'): (('resolutions-seeds', 'claim-gated'),),
+  ('vit-gelu', 'vit-normalized'): (('claim-gelu', 'claim-normalized'),),
+  ('vit-gelu', 'gated-softmax'): (('claim-gelu', 'claim-gated'),),
   ('positional-4-2', 'vit-4-2'): (
     ('resolutions-tiny', 'resolutions-tiny-vit'),
     ('resolutions-tiny', 'resolutions-tiny-vit-seeds'),
