@@ -52,7 +52,7 @@ Params = dict[str, Any]
 def initial_params(experiment: Experiment) -> Params:
   """Return the parameters with which a run of this experiment starts."""
   data = experiment.inputs['train']
-  batch = next(iter(data.batches(experiment.order, 0, 1)))
+  batch = next(iter(data.batches(experiment.first_order, 0, 1)))
   make = jax.jit(lambda *args: init_state(experiment.model, experiment.optimizer, experiment.objective, *args).params)
   return dict(make(data.resident, batch))
 

@@ -14,7 +14,9 @@ from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 from typing_extensions import override
 
+from hbf.data.pipeline.host import Order
 from hbf.data.pipeline.inputs import Batch, Input
+from hbf.data.pipeline.order import TrainOrder
 from hbf.data.text.inputs import ShiftedOrder, abstract_text_input, make_text_input
 from hbf.data.text.texts import Texts, identity_of, load_texts
 from hbf.data.text.windows import Text, Tokens, check_length, shifted_windows, windows
@@ -117,6 +119,11 @@ class Language(Task):
   def train_order(self, source: Text, seed: int, batch_size: int) -> ShiftedOrder:
     """Return the order of the training windows, which begin at random positions; see `TaskData.train_order`."""
     return ShiftedOrder(seed, len(source), batch_size)
+
+  @override
+  def first_order(self, source: Text, seed: int, batch_size: int) -> Order:
+    # A stream shifts the windows of a `ShiftedOrder`. Only `train_batch` shifts those of a text in device memory.
+    return TrainOrder(seed, len(source), batch_size)
 
   def measure(self, config: ConfigDict, train: Input | None) -> ConfigDict:
     """Return the config as it is: nothing is measured on texts."""

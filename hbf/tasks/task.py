@@ -113,6 +113,13 @@ class TaskData(abc.ABC):
     """
     return TrainOrder(seed, len(source), batch_size)
 
+  def first_order(self, source: Any, seed: int, batch_size: int) -> Order:
+    """Return the order of the batch from which parameters are initialized. The arguments are those of `train_order`.
+
+    Its examples are those of `train_order`, but every input reads them as `eval_batch` returns them.
+    """
+    return self.train_order(source, seed, batch_size)
+
   @abc.abstractmethod
   def measure(self, config: ConfigDict, train: Input | None) -> ConfigDict:
     """Return the config with the values that are measured on the training data, such as the mean of each channel.

@@ -92,6 +92,7 @@ class Experiment(Plan):
     resident: the arrays in device memory that every step needs beside its batch: the training data, if they fit, and
       the parameters of the teacher, if there is one.
     order: the order of the training examples.
+    first_order: the order of the batch from which parameters are initialized.
     objective: the function that a step minimizes.
     evaluator: a function that measures the scores of parameters on a split.
     copies_evaluator: like `evaluator`, but the network's outputs for several changed copies of an image are averaged
@@ -104,6 +105,7 @@ class Experiment(Plan):
   inputs: Mapping[str, Input]
   resident: Resident | WithTeacher
   order: Order
+  first_order: Order
   objective: Objective
   evaluator: Evaluator
   copies_evaluator: Evaluator | None
@@ -211,12 +213,14 @@ def prepare(
   config = plan.task.measure(config, inputs['train'])
   task = make_task(config, plan.task.dataset)
   evaluator_of = functools.partial(make_evaluator, config, task, plan.model, mesh, plan.splits)
+  ordered = plan.splits['train'], config.seed, config.train.batch_size
   return Experiment(
     **{**vars(plan), 'config': config, 'task': task},
     mesh=mesh,
     inputs=inputs,
     resident=resident,
-    order=task.train_order(plan.splits['train'], config.seed, config.train.batch_size),
+    order=task.train_order(*ordered),
+    first_order=task.first_order(*ordered),
     objective=make_objective(config, task, plan.teacher, batch_parts(config, plan.model, task.shape, mesh)),
     evaluator=evaluator_of(),
     copies_evaluator=evaluator_of(task.copies) if task.copies else None,

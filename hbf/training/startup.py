@@ -157,7 +157,7 @@ def begin(
 
   The steps compile in a thread, because all other programs together take as long to compile.
   """
-  first = next(experiment.inputs['train'].stacks(experiment.order, 0, [1], experiment.steps_per_call))
+  first = next(experiment.inputs['train'].stacks(experiment.first_order, 0, [1], experiment.steps_per_call))
   with jax.set_mesh(experiment.mesh):
     shapes, initialize = initialization(experiment, first)
     with futures.ThreadPoolExecutor(1) as pool:

@@ -104,6 +104,16 @@ def test_an_interrupted_run_goes_on_bit_for_bit(make, tmp_path, monkeypatch):
   assert_same_run(tmp_path / 'whole', tmp_path / 'parts')
 
 
+def test_a_stream_starts_from_the_same_parameters_as_a_text_in_device_memory(make, tmp_path):
+  """The centers of this network start at tokens of the first batch."""
+  found = []
+  for kind in ('device', 'stream'):
+    config = make('model=hyperbf', **{'data.input': kind, 'train.epochs': 0.02})
+    assert config.model.stage2.centers_init == 'tokens'
+    found.append(train(config, tmp_path / kind, QUIET, ONE)['token_nll'])
+  assert found[0] == pytest.approx(found[1], rel=1e-6)  # after four steps that compile differently
+
+
 @pytest.mark.slow
 def test_devices_and_parts_of_a_batch_do_not_matter(make, tmp_path):
   sgd = {'optimizer.name': 'sgd', 'optimizer.clip': 0.0, 'train.epochs': 0.02}
