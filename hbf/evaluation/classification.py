@@ -10,7 +10,7 @@ import numpy as np
 from hbf.evaluation import exact
 from hbf.evaluation.scores import ACCURACY, ECE, NLL, TOP5
 
-CONFUSION_CLASSES = 1000  # With more classes, no confusion matrix is written: it would have over a million numbers.
+CONFUSION_CLASSES = 1000  # With more classes, there is no confusion matrix: it would have over a million numbers.
 BINS = 15  # bins of confidence for the calibration error, as in Guo et al. 2017
 
 
@@ -22,7 +22,10 @@ class Counts(flax.struct.PyTreeNode):
   (`hbf.evaluation.exact.add`).
 
   Attributes:
-    confusion: int32 [C, C], number of examples for each pair of true class and predicted class.
+    examples: int32 [C], number of examples of each class.
+    correct: int32 [C], number of correct predictions for the examples of each class.
+    confusion: int32 [C, C], number of examples for each pair of true class and predicted class. None if C is greater
+      than CONFUSION_CLASSES.
     top5: int32, number of examples whose true class is among the five classes with the largest logits.
     nll: float32 [2], the sum of the negative log-likelihoods in nats, and the rounding error of this sum.
     bin_examples: int32 [BINS], number of examples in each bin.
@@ -30,7 +33,9 @@ class Counts(flax.struct.PyTreeNode):
     bin_confidence: float32 [2, BINS], the sum of the confidences in each bin, and the rounding error of this sum.
   """
 
-  confusion: jax.Array
+  examples: jax.Array
+  correct: jax.Array
+  confusion: jax.Array | None
   top5: jax.Array
   nll: jax.Array
   bin_examples: jax.Array
@@ -41,9 +46,10 @@ class Counts(flax.struct.PyTreeNode):
   def zeros(cls, classes: int) -> 'Counts':
     """Return counts that are all 0, for `classes` classes."""
     # Every leaf is a separate array, because a step that gets the counts may reuse their memory.
-    integers = ((classes, classes), (), (BINS,), (BINS,))
-    confusion, top5, bin_examples, bin_correct = (jnp.zeros(shape, jnp.int32) for shape in integers)
-    return cls(confusion, top5, jnp.zeros(2), bin_examples, bin_correct, jnp.zeros((2, BINS)))
+    integers = ((classes,), (classes,), (), (BINS,), (BINS,))
+    examples, correct, top5, bin_examples, bin_correct = (jnp.zeros(shape, jnp.int32) for shape in integers)
+    confusion = jnp.zeros((classes, classes), jnp.int32) if classes <= CONFUSION_CLASSES else None
+    return cls(examples, correct, confusion, top5, jnp.zeros(2), bin_examples, bin_correct, jnp.zeros((2, BINS)))
 
   def add(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> 'Counts':
     """Return these counts plus the counts of a batch.
@@ -60,11 +66,14 @@ class Counts(flax.struct.PyTreeNode):
     confidence = jnp.exp(jnp.max(log_p, axis=-1))
     bins = jnp.clip(jnp.ceil(confidence * BINS).astype(jnp.int32) - 1, 0, BINS - 1)
     nll = -jnp.take_along_axis(log_p, labels[:, None], axis=-1)[:, 0]
+    kept, confusion = mask.astype(jnp.int32), self.confusion
     return Counts(
-      confusion=self.confusion.at[labels, predictions].add(mask.astype(jnp.int32)),
+      examples=self.examples.at[labels].add(kept),
+      correct=self.correct.at[labels].add(correct.astype(jnp.int32)),
+      confusion=None if confusion is None else confusion.at[labels, predictions].add(kept),
       top5=self.top5 + jnp.sum((best == labels[:, None]).any(axis=-1) & mask, dtype=jnp.int32),
       nll=exact.add(self.nll, jnp.sum(nll, where=mask)),
-      bin_examples=self.bin_examples.at[bins].add(mask.astype(jnp.int32)),
+      bin_examples=self.bin_examples.at[bins].add(kept),
       bin_correct=self.bin_correct.at[bins].add(correct.astype(jnp.int32)),
       bin_confidence=exact.add(self.bin_confidence, jnp.zeros(BINS).at[bins].add(jnp.where(mask, confidence, 0.0))),
     )
@@ -80,7 +89,7 @@ def summarize(counts: Counts) -> dict[str, Any]:
   """
   c = jax.tree.map(np.asarray, jax.device_get(counts))
   nll, bin_confidence = exact.value(c.nll), exact.value(c.bin_confidence)
-  n, correct = int(c.confusion.sum()), int(np.trace(c.confusion))
+  n, correct = int(c.examples.sum()), int(c.correct.sum())
   gaps = np.abs(c.bin_correct - bin_confidence)
   return {
     'n': n,
@@ -102,11 +111,9 @@ def detail(counts: Counts) -> dict[str, Any]:
     has the number of examples in the bin, and their accuracy and mean confidence in percent.
   """
   c = jax.tree.map(np.asarray, jax.device_get(counts))
-  examples, bin_confidence = c.confusion.sum(axis=1), exact.value(c.bin_confidence)
-  per_class = [
-    100 * int(correct) / int(n) if n else None for correct, n in zip(np.diag(c.confusion), examples, strict=True)
-  ]
-  confusion = {'confusion': c.confusion.tolist()} if len(c.confusion) <= CONFUSION_CLASSES else {}
+  bin_confidence = exact.value(c.bin_confidence)
+  per_class = [100 * int(correct) / int(n) if n else None for correct, n in zip(c.correct, c.examples, strict=True)]
+  confusion = {} if c.confusion is None else {'confusion': c.confusion.tolist()}
   return {
     'per_class': per_class,
     **confusion,

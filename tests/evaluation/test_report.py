@@ -18,8 +18,8 @@ def printed(function, *arguments, width=20):
 
 def summary_of(confusion):
   """Return the details for a confusion matrix [label, prediction]."""
-  counts = Counts.zeros(len(confusion))
-  return detail(counts.replace(confusion=confusion, bin_examples=np.zeros(BINS, np.int32)))
+  of_classes = {'examples': confusion.sum(axis=1), 'correct': np.diag(confusion), 'confusion': confusion}
+  return detail(Counts.zeros(len(confusion)).replace(**of_classes, bin_examples=np.zeros(BINS, np.int32)))
 
 
 def test_nothing_is_cut_off_on_a_narrow_terminal():
