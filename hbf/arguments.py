@@ -30,6 +30,17 @@ def is_url(path: str) -> bool:
   return re.match(r'[A-Za-z][\w+.-]+:/', path) is not None
 
 
+def cache_folder(path: str) -> pathlib.Path:
+  """Return the folder that `data.cache` names, with the home folder in place of `~`.
+
+  Raises:
+    UserError: it is the address of a bucket, or the home folder is unknown.
+  """
+  if is_url(path):
+    raise UserError(f'data.cache is {path}; expected a folder of this machine: set it to one, or to an empty text')
+  return pathlib.Path(home_path(path))
+
+
 def home_path(path: str | os.PathLike[str]) -> str:
   """Return a path with the home folder in place of `~` or `~user`.
 

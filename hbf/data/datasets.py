@@ -7,7 +7,7 @@ from hbf.arguments import home_path
 from hbf.data import registry
 from hbf.data.images import prepare, prepared
 from hbf.data.images.array_files import open_array_file
-from hbf.data.images.arrays import NAME, ArrayData, from_arrays
+from hbf.data.images.arrays import NAME, ArrayData, are_names, from_arrays
 from hbf.data.images.cached import through_cache
 from hbf.data.images.checked import checked
 from hbf.data.images.dataset import Dataset
@@ -119,6 +119,13 @@ def _as_dataset(opened: Any, request: DataRequest) -> Dataset:
     )
   if not dataset.classes:
     raise UserError(f'the data set {request.name} has no classes: name them')
+  if not are_names(dataset.classes):
+    raise UserError(f'the data set {request.name} has classes {dataset.classes!r}; expected texts, all different')
+  if dataset.targets not in TASK:
+    raise UserError(
+      f'the data set {request.name} has targets {dataset.targets!r}; expected one of {", ".join(TASK)}: change the '
+      'registered function'
+    )
   if dataset.targets != request.targets:
     raise UserError(
       f'{request.name} has {dataset.targets}, not {request.targets}; expected task {TASK[dataset.targets]} for it. '

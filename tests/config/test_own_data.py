@@ -116,6 +116,17 @@ GOOD = of_example(IMAGES[0], 0)
     (of_example(IMAGES[0], np.eye(2)[0]), {}, r'a label of own is array\(.*\); expected a whole number up to 1'),
     (dataclasses.replace(GOOD, image_shape=(8, 8)), {}, r'own has image_shape \(8, 8\); expected height, width and'),
     (dataclasses.replace(GOOD, classes=()), {}, 'own has no classes: name them'),
+    (
+      dataclasses.replace(GOOD, classes=('a', 'a')),
+      {},
+      r"own has classes \('a', 'a'\); expected texts, all different",
+    ),
+    (dataclasses.replace(GOOD, classes='ab'), {}, "own has classes 'ab'; expected texts"),
+    (
+      dataclasses.replace(GOOD, targets='class'),
+      {},
+      "own has targets 'class'; expected one of classes, labels, values",
+    ),
     (dataclasses.replace(GOOD, splits=GOOD.splits | {'train': []}), {}, 'own has no image in train: give it one'),
     (dataclasses.replace(GOOD, splits=GOOD.splits | {'test': []}), {}, 'own has no image in test: give it one'),
   ],
@@ -166,10 +177,24 @@ def test_every_example_of_ones_own_source_is_checked_when_it_is_read(opened, mes
 
 
 class Stripes(list):
-  """A source that returns all its labels without its images."""
+  """A source that returns all its labels without its images, as a list."""
 
   def read_labels(self):
-    return np.array([label for _, label in self])
+    return [label for _, label in self]
+
+
+class Short(Stripes):
+  """A source that returns a label too few."""
+
+  def read_labels(self):
+    return super().read_labels()[1:]
+
+
+class Ragged(Stripes):
+  """A source that returns labels of different shapes."""
+
+  def read_labels(self):
+    return [[0], *super().read_labels()[1:]]
 
 
 def test_labels_that_a_source_returns_at_once_are_checked_when_it_is_opened():
@@ -177,6 +202,27 @@ def test_labels_that_a_source_returns_at_once_are_checked_when_it_is_opened():
   hbf.register_dataset('own', lambda request: dataclasses.replace(GOOD, splits=GOOD.splits | {'train': wrong}))
   with pytest.raises(UserError, match=r'a label of own is .*2.*; expected .* \(example 1 of train\)'):
     open_it('own')
+
+
+@pytest.mark.parametrize(
+  ('kind', 'message'),
+  [
+    (Short, r'the labels of own in train have shape \[1\]; expected 2, one for each image: change read_labels'),
+    (Ragged, 'the labels of own in train have different lengths; expected one shape: change read_labels'),
+  ],
+)
+def test_labels_that_do_not_fit_the_images_are_refused(kind, message):
+  found = kind([(IMAGES[0], 0), (IMAGES[0], 1)])
+  hbf.register_dataset('own', lambda request: dataclasses.replace(GOOD, splits=GOOD.splits | {'train': found}))
+  with pytest.raises(UserError, match=message):
+    open_it('own')
+
+
+def test_labels_as_a_list_become_an_array():
+  hbf.register_dataset(
+    'own', lambda request: dataclasses.replace(GOOD, splits={s: Stripes(GOOD.splits[s]) for s in GOOD.splits})
+  )
+  assert isinstance(open_it('own').splits['train'].read_labels(), np.ndarray)
 
 
 def test_a_split_that_the_config_does_not_name_is_not_used():

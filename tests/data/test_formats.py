@@ -294,6 +294,11 @@ def test_numbers_are_labels_and_other_members_are_not_used(tmp_path):
     ({'0.png': IMAGES[0], '0.cls': b'-1'}, r'0\.png has the label -1; expected 0 to 0'),
     ({'0.png': IMAGES[0], '0.jpg': IMAGES[0]}, r'0\.jpg has the key of 0\.png; expected one image for each key'),
     ({'0.txt': b'', '0.cls': b'0'}, r'train-0\.tar has no image; expected KEY\.jpg'),
+    ({'\udcff.png': IMAGES[0], '\udcff.cls': b'0'}, r"train-0\.tar: '\\udcff\.png' is not UTF-8; expected a name in"),
+    (
+      {'0.png': IMAGES[0], '0.json': rb'{"label": "\udcff"}'},
+      r"0\.png has the label '\\udcff'; expected a text of whole",
+    ),
     (
       {'0.png': IMAGES[0][:150], '0.cls': b'0', '1.png': IMAGES[1], '1.cls': b'1'},
       r'0\.png is not an image that can',
@@ -425,6 +430,22 @@ def test_another_size_has_another_cache_and_a_damaged_file_is_named(roots, tmp_p
   (tmp_path / 'file').touch()
   with pytest.raises(UserError, match=r'cannot be used \(.*set data\.cache to another folder'):
     opened('parquet', roots['parquet'], cache=str(tmp_path / 'file'))
+
+
+def test_a_cache_finds_a_damaged_image_before_it_decodes_another(roots, tmp_path, monkeypatch):
+  root = shutil.copytree(roots['image_folder'], tmp_path / 'images')
+  last = sorted((root / 'test').rglob('*.*'))[-1]
+  last.write_bytes(last.read_bytes()[:60])
+  monkeypatch.setattr('hbf.data.pipeline.identity._SAMPLED', 1)
+  monkeypatch.setattr('hbf.data.images.cached._write', None)
+  monkeypatch.setattr('hbf.data.images.encoded._PART', 2)
+  with pytest.raises(UserError, match=rf'{last.name} '):
+    opened('image_folder', root, cache=str(tmp_path / 'cache'))
+
+
+def test_a_cache_on_a_bucket_is_refused(roots):
+  with pytest.raises(UserError, match=r'data\.cache is gs://bucket/x; expected a folder of this machine'):
+    opened('parquet', roots['parquet'], cache='gs://bucket/x')
 
 
 def test_files_of_a_cache_may_be_read_by_all_whom_the_umask_allows(roots, tmp_path):

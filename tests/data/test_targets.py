@@ -142,6 +142,8 @@ def test_the_arrays_say_which_targets_they_are():
     ({'y_train': LABELS * 1e300}, 'y_train has 1e[+]300 in row 0, column 1'),
     ({'y_train': 1.7e9 + LABELS}, 'y_train loses digits of column 0 in float32: subtract a constant'),
     ({'y_train': LABELS[:, 0] + 1_700_000_000}, r'y_train has label 170000000\d: expected numbers of classes, below'),
+    ({'y_train': [[0, 1], [1]] * 3}, 'y_train has rows of different lengths: expected a number, or K numbers'),
+    ({'y_train': LABELS, 'y_test': [[0, 1], [1]]}, 'y_test has rows of different lengths'),
     ({'y_train': LABELS[:, 0] / 2}, r'expected whole numbers, .*For task regression, expected floats \[6, K\]'),
   ],
 )

@@ -157,6 +157,8 @@ def test_damaged_or_impossible_caches_are_refused(tmp_path):
     load(**about)
   with pytest.raises(UserError, match=r'x.txt/.* cannot be used .*: set data.cache to another folder'):
     load(**about | {'cache': str(tmp_path / 'x.txt')})
+  with pytest.raises(UserError, match=r'data\.cache is gs://bucket/x; expected a folder of this machine'):
+    load(**about | {'cache': 'gs://bucket/x'})
 
 
 def test_the_fingerprint_is_of_every_token():

@@ -163,16 +163,26 @@ def checked(
     split: x_train if split == 'train' else to_images(f'x_{split}', x, shape, 'as x_train')
     for split, (x, _) in arrays.items()
   }
-  y = np.asarray(arrays['train'][1])
+  stored = {split: _rectangular(f'y_{split}', labels) for split, (_, labels) in arrays.items()}
+  y = stored['train']
   # Whole numbers [N, 1] are classes with an axis too many, not one label of each image.
   is_vectors = y.ndim == 2 and (y.shape[1] > 1 or np.issubdtype(y.dtype, np.floating))
-  stored = {split: labels for split, (_, labels) in arrays.items()}
   names, labels = (_checked_vectors if is_vectors else _checked_classes)(stored, images, class_names)
   return {split: (images[split], labels[split]) for split in arrays}, names
 
 
+def _rectangular(name: str, value: Any) -> np.ndarray:
+  """Return targets as an array. Raise UserError if they have different shapes. `name` is for the message."""
+  try:
+    return np.asarray(value)
+  except ValueError:
+    raise UserError(
+      f'{name} has rows of different lengths: expected a number, or K numbers, for each image'
+    ) from None
+
+
 def _checked_classes(
-  stored: Mapping[str, Any], images: Mapping[str, np.ndarray], class_names: Sequence[str] | None
+  stored: Mapping[str, np.ndarray], images: Mapping[str, np.ndarray], class_names: Sequence[str] | None
 ) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
   """Return the names of the classes, and the class of each image by split, int64 [N].
 
@@ -195,17 +205,17 @@ def _checked_classes(
 
 
 def _checked_vectors(
-  stored: Mapping[str, Any], images: Mapping[str, np.ndarray], class_names: Sequence[str] | None
+  stored: Mapping[str, np.ndarray], images: Mapping[str, np.ndarray], class_names: Sequence[str] | None
 ) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
   """Return the names of K labels or values, and the targets by split: labels uint8, or values float32, [N, K].
 
   `stored` has the user's labels or values, and `images` the checked images, by split.
   """
-  width = np.shape(stored['train'])[1]
+  width = stored['train'].shape[1]
   names = tuple(map(str, range(width))) if class_names is None else _names(class_names, least=1)
   if len(names) != width:
     raise UserError(f'class_names has {len(names)} names: expected {width}, one for each column of y_train')
-  is_values = np.issubdtype(np.asarray(stored['train']).dtype, np.floating)
+  is_values = np.issubdtype(stored['train'].dtype, np.floating)
   return names, {
     split: _vectors(f'y_{split}', y, len(images[split]), width, is_values) for split, y in stored.items()
   }
@@ -258,13 +268,13 @@ def _hint(name: str, images: np.ndarray, shape: Sequence[int] | None) -> str:
 
 
 def _class_numbers(
-  name: str, value: Any, images_name: str, images: np.ndarray, classes: Sequence[str] | None
+  name: str, labels: np.ndarray, images_name: str, images: np.ndarray, classes: Sequence[str] | None
 ) -> np.ndarray:
   """Return the class numbers of N images as an array, int64 [N].
 
   Args:
     name: name of the array of class numbers, for messages.
-    value: the class numbers.
+    labels: the class numbers.
     images_name: name of the array of images, for messages.
     images: the images, [N, H, W, C].
     classes: names of the classes. None: any number of classes is allowed.
@@ -272,7 +282,6 @@ def _class_numbers(
   Raises:
     UserError: the class numbers have a wrong shape, type or range.
   """
-  labels = np.asarray(value)
   if labels.shape != images.shape[:1]:
     hint = f': use {name}.ravel()' if labels.shape == (len(images), 1) else ''
     raise UserError(
@@ -296,12 +305,12 @@ def _class_numbers(
   return labels.astype(np.int64)
 
 
-def _vectors(name: str, value: Any, count: int, width: int, is_values: bool) -> np.ndarray:
+def _vectors(name: str, vectors: np.ndarray, count: int, width: int, is_values: bool) -> np.ndarray:
   """Return the labels or values of N images as an array of labels, uint8 [N, K], or of values, float32 [N, K].
 
   Args:
     name: name of the array, for messages.
-    value: the labels or values.
+    vectors: the labels or values.
     count: N, the number of images.
     width: K, the required number of labels or values of an image.
     is_values: True for values, False for labels.
@@ -309,7 +318,6 @@ def _vectors(name: str, value: Any, count: int, width: int, is_values: bool) -> 
   Raises:
     UserError: the array has a wrong shape, type or range.
   """
-  vectors = np.asarray(value)
   if vectors.shape != (count, width) or not width:
     columns = width or 'K'
     raise UserError(f'{name} has shape {list(vectors.shape)}: expected [{count}, {columns}], a row for each image')
@@ -326,11 +334,16 @@ def _names(names: Any, least: int = 2) -> tuple[str, ...]:
   Raises:
     UserError: a name is not a text, two names are equal, or there are fewer than `least`.
   """
+  if not are_names(names, least):
+    some = {1: 'one text', 2: 'two texts'}[least]
+    raise UserError(f'class_names is {names!r}: expected {some} or more, all different, one for each label')
+  return tuple(names)
+
+
+def are_names(names: Any, least: int = 1) -> bool:
+  """Return True for a sequence of `least` or more texts, all different."""
   try:
     found = () if isinstance(names, str) else tuple(names)
   except TypeError:  # a single number, for example
-    found = ()
-  if len(found) < least or not all(isinstance(name, str) for name in found) or len(set(found)) != len(found):
-    some = {1: 'one text', 2: 'two texts'}[least]
-    raise UserError(f'class_names is {names!r}: expected {some} or more, all different, one for each label')
-  return found
+    return False
+  return len(found) >= least and all(isinstance(name, str) for name in found) and len(set(found)) == len(found)

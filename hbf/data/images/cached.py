@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hbf.arguments import home_path
+from hbf.arguments import cache_folder
 from hbf.data.images import sources
 from hbf.data.images.dataset import Dataset
 from hbf.data.images.sources import Labeled, Source, Stamped, Target
@@ -70,14 +70,18 @@ def through_cache(dataset: Dataset, directory: str) -> Dataset:
   own. If sources are `Stamped`, a checksum of their stamps follows. A file gets its name only when it is complete.
 
   Raises:
-    UserError: an image can't be read, or the folder can't be written or has a damaged file.
+    UserError: an image can't be read, or the folder is no local one, can't be written or has a damaged file.
   """
   shape = 'x'.join(map(str, dataset.image_shape))
   checksums = [identity(dataset)['fingerprint'][:32], *_stamps(dataset)]
-  folder = pathlib.Path(home_path(directory)) / '-'.join([dataset.name, shape, *checksums])
+  folder = cache_folder(directory) / '-'.join([dataset.name, shape, *checksums])
   try:
     folder.mkdir(parents=True, exist_ok=True)
-    splits = {split: _through_file(source, str(folder / f'{split}.npy')) for split, source in dataset.splits.items()}
+    files = {split: folder / f'{split}.npy' for split in dataset.splits}
+    for split, source in dataset.splits.items():
+      if not files[split].exists():
+        sources.check(source, np.arange(len(source)))  # finds a damaged image before hours of decoding
+    splits = {split: _through_file(source, str(files[split])) for split, source in dataset.splits.items()}
   except OSError as error:
     raise UserError(
       f'{folder} cannot be used ({error}); expected a folder with room for all decoded images: set data.cache to '

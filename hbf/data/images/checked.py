@@ -85,8 +85,25 @@ class LabeledCheckedSource(CheckedSource):
   """A `CheckedSource` whose source can return all targets without decoding images."""
 
   def read_labels(self) -> np.ndarray:
-    """Return the target of every example; see `Labeled`. `checked` has checked them."""
-    return sources.labels(self.source)
+    """Return the target of every example; see `Labeled`. `checked` has checked each of them.
+
+    Raises:
+      UserError: the source returns another number of targets than it has images, or rows of different lengths.
+    """
+    name, split = self.about
+    try:
+      labels = np.asarray(sources.labels(self.source))
+    except ValueError:
+      raise UserError(
+        f'the labels of {name} in {split} have different lengths; expected one shape: change read_labels of the '
+        'source'
+      ) from None
+    if np.shape(labels)[:1] != (len(self),):
+      raise UserError(
+        f'the labels of {name} in {split} have shape {list(labels.shape)}; expected {len(self)}, one for each image: '
+        'change read_labels of the source'
+      )
+    return labels
 
 
 def checked(dataset: Dataset) -> Dataset:

@@ -16,6 +16,8 @@ from hbf.data.pipeline.host import THREADS
 from hbf.data.registry import DataRequest
 from hbf.errors import UserError
 
+_PART = 1024  # number of images that a thread checks in one task. A task for each image would take much memory.
+
 
 class EncodedSource(abc.ABC):
   """A `Source` of encoded images, read as RGB. A subclass is a dataclass that can read an encoded image.
@@ -79,8 +81,13 @@ class EncodedSource(abc.ABC):
       UserError: an image can't be read or has another size. The message names its file.
     """
     check: Callable[[int], Any] = self.__getitem__ if self.size is None else self.check_one
+
+    def check_part(start: int) -> None:
+      for index in indices[start : start + _PART]:
+        check(int(index))
+
     with futures.ThreadPoolExecutor(THREADS) as pool:
-      for _ in pool.map(check, indices):
+      for _ in pool.map(check_part, range(0, len(indices), _PART)):
         pass
 
   def fingerprint_parts(self, sample: np.ndarray) -> Iterator[bytes]:

@@ -123,6 +123,8 @@ def _index(path: str) -> list[_Member]:
       if ending in _LABELS and (file := tar.extractfile(member)):
         labels.setdefault(key, {})[ending] = file.read()
       elif ending in _IMAGES:
+        if not _is_unicode(member.name):
+          raise _wrong(f'{path}: {member.name!a}', 'is not UTF-8', 'a name in UTF-8')
         if key in images:
           raise _wrong(f'{path}: {member.name}', f'has the key of {images[key].name}', 'one image for each key')
         images[key] = member
@@ -151,9 +153,20 @@ def _label(image: str, key: str, found: Mapping[str, bytes]) -> Any:
     raise _wrong(image, 'has no label', f'{key}.cls with a number, or {key}.json with "label"')
   ending = min(found)
   try:
-    return _LABELS[ending](found[ending])
+    label = _LABELS[ending](found[ending])
   except (ValueError, TypeError, KeyError, RecursionError):  # UnicodeDecodeError and JSONDecodeError are ValueErrors.
     raise _wrong(image, f'has no label in {key}.{ending}', 'a whole number in .cls, "label" in .json') from None
+  if isinstance(label, str) and not _is_unicode(label):
+    raise _wrong(image, f'has the label {label!a}', 'a text of whole Unicode characters')
+  return label
+
+
+def _is_unicode(text: str) -> bool:
+  """Return False if a text has a surrogate, a part of a character. Python reads bytes that are not UTF-8 as such."""
+  try:
+    return bool(text.encode())
+  except UnicodeEncodeError:
+    return False
 
 
 def _wrong(name: str, reason: str, expected: str) -> UserError:

@@ -34,6 +34,7 @@ Batch = dict[str, jax.Array]
 
 _TRANSFERS_AHEAD = 2
 _STATISTICS_EXAMPLES = 4096  # examples from which a stream estimates mean and deviation
+_STATISTICS_PART = 64  # number of these examples in memory. Their sums take eight times the bytes of the images.
 
 
 @jax.tree_util.register_dataclass
@@ -205,9 +206,14 @@ class StreamInput(ImageInput):
     Reading all examples would take as long as an epoch.
     """
     sample = evenly_spaced(len(self), _STATISTICS_EXAMPLES)
-    images, _ = host.read_many(self._source, sample, self._image_shape, self._target_shape)
-    pixels = images.reshape(-1, images.shape[-1]).astype(np.int64)
-    return len(pixels), np.stack([pixels.sum(axis=0), np.square(pixels).sum(axis=0)])
+    height, width, channels = self._image_shape
+    sums = np.zeros((2, channels), np.int64)
+    for start in range(0, len(sample), _STATISTICS_PART):
+      part = sample[start : start + _STATISTICS_PART]
+      images, _ = host.read_many(self._source, part, self._image_shape, self._target_shape)
+      pixels = images.reshape(-1, channels).astype(np.int64)
+      sums += np.stack([pixels.sum(axis=0), np.square(pixels).sum(axis=0)])
+    return len(sample) * height * width, sums
 
   def _host_batches(
     self, order: host.Order, start: int, stop: int, rows: np.ndarray

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hbf.arguments import home_path
+from hbf.arguments import cache_folder
 from hbf.data.text.tokenizers import Tokenizer, read_tokenizer, split_text
 from hbf.errors import UserError
 from hbf.files import draft
@@ -41,12 +41,12 @@ def through_cache(
     directory: the folder. `~` is the home directory.
 
   Raises:
-    UserError: the folder can't be used, or a file is damaged, or `learn` raises it.
+    UserError: the folder is no local one or can't be used, or a file is damaged, or `learn` raises it.
   """
   digest = hashlib.sha256(json.dumps(options).encode())
   for split, text in sorted(text_by_split.items()):
     digest.update(f' {split} {len(text)} '.encode() + hashlib.sha256(text).digest())
-  folder = pathlib.Path(home_path(directory)) / f'tokens-{digest.hexdigest()[:32]}'
+  folder = cache_folder(directory) / f'tokens-{digest.hexdigest()[:32]}'
   try:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / 'tokens.json').exists():
