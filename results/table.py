@@ -56,6 +56,7 @@ COMPARISONS = (
   'resolutions-short-seed',
   'resolutions-short-vit',
   'resolutions-cifar100',
+  'resolutions-cifar100-vit',
   'resolutions-tiny',
   'resolutions-tiny-vit',
   'resolutions-tiny-vit-seeds',
@@ -97,6 +98,14 @@ PAIRED = {
   ('positional-4-2', 'vit-4-2'): (
     ('resolutions-tiny', 'resolutions-tiny-vit'),
     ('resolutions-tiny', 'resolutions-tiny-vit-seeds'),
+  ),
+  ('positional-2-2', 'vit-2-2'): (
+    ('resolutions-seeds', 'resolutions-window'),
+    ('resolutions-cifar100', 'resolutions-cifar100-vit'),
+  ),
+  ('vit-2-2', 'vit-swiglu'): (
+    ('resolutions-window', 'claim-h100'),
+    ('resolutions-cifar100-vit', 'claim-cifar100'),
   ),
   ('positional-2-2', 'hyperbf'): (('resolutions-cifar100', 'claim-cifar100'),),
   ('positional-2-2', 'positional'): (('resolutions-seeds', 'claim-positional'),),
