@@ -81,6 +81,20 @@ class Parser(argparse.ArgumentParser):
     """Add an argument whose value is a path, with options of `add_argument`. See `expand`."""
     self.add_argument(name, type=_path, **options)
 
+  def add_count(self, name: str, least: int, default: int, about: str) -> None:
+    """Add a flag whose value is a whole number, at least `least`. `about` is its help text, without the default."""
+
+    def count(text: str) -> int:
+      try:
+        value = int(text)
+      except ValueError:
+        value = least - 1
+      if value < least:
+        raise argparse.ArgumentTypeError(f'{text!r}; expected a whole number, at least {least}')
+      return value
+
+    self.add_argument(name, type=count, default=default, metavar='N', help=f'{about}; default: %(default)s')
+
   def add_run(self, about: str) -> None:
     """Add the flags for a run's folder, checkpoint and data. `about` is the help text of the folder's flag."""
     self.add_path('--workdir', required=True, help=about)

@@ -126,18 +126,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
   """Run the command and return its exit status."""
   study = Study('attacks', draw, table, folder='runs/outliers')
   parser = study.parser('hbf.analysis.attack_study', __doc__, 'a run folder; may be repeated')
-  about = 'most test images to attack; default: %(default)s'
-  parser.add_argument('--images', type=int, default=IMAGES, metavar='N', help=about)
-  about = 'most steps of an attack for an image; default: %(default)s'
-  parser.add_argument('--apgd_steps', type=int, default=STEPS['APGD'], metavar='N', help=about)
-  parser.add_argument('--square_steps', type=int, default=STEPS['Square'], metavar='N', help=about)
+  parser.add_count('--images', 2, IMAGES, 'most test images to attack. Intervals are over images')
+  parser.add_count('--apgd_steps', 1, STEPS['APGD'], 'most steps of APGD for an image')
+  parser.add_count('--square_steps', 1, STEPS['Square'], 'most steps of Square for an image')
   flags = parser.parse_args(arguments)
   steps = {'APGD': flags.apgd_steps, 'Square': flags.square_steps}
-  if flags.images < 2:
-    raise UserError(f'--images is {flags.images}; expected at least 2, because intervals are over images')
-  for name, most in steps.items():
-    if most < 1:
-      raise UserError(f'--{name.lower()}_steps is {most}; expected at least 1')
   return study.run(flags, functools.partial(_measure_all, flags.run, flags.images, steps))
 
 

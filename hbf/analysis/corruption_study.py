@@ -110,11 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
   """Run the command and return its exit status."""
   study = Study('corruptions', draw, table, ('data', 'images', 'rows'))
   parser = study.parser('hbf.analysis.corruption_study', __doc__, 'a run folder; may be repeated')
-  about = 'most test images; default: %(default)s'
-  parser.add_argument('--images', type=int, default=MOST_TESTED, metavar='N', help=about)
+  parser.add_count('--images', 2, MOST_TESTED, 'most test images. Intervals are over images')
   flags = parser.parse_args(arguments)
-  if flags.images < 2:
-    raise UserError(f'--images is {flags.images}; expected at least 2, because intervals are over images')
   return study.run(flags, functools.partial(_measure_all, flags.run, flags.images))
 
 

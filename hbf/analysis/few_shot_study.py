@@ -378,8 +378,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
   study = Study('few-shot', few_shot_report.draw, few_shot_report.tables, keys=('rows', 'split', 'options'))
   parser = study.parser('hbf.analysis.few_shot_study', __doc__)
   parser.add_argument('--data_dir', default='~/tensorflow_datasets', help='TFDS folder with CIFAR-10 and CIFAR-100')
-  parser.add_argument('--draws', type=int, default=5, help='number of draws of the new images')
-  parser.add_argument('--seeds', type=int, default=3, help='number of seeds of Split CIFAR-10')
+  parser.add_count('--draws', 1, 5, 'number of draws of the new images')
+  parser.add_count('--seeds', 1, 3, 'number of seeds of Split CIFAR-10')
   flags = parser.parse_args(arguments)
   return study.run(flags, functools.partial(_measure_all, flags))
 

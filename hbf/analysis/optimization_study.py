@@ -410,11 +410,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
   """Run the command and return its exit status."""
   study = Study('optimization', draw, tables, keys=('networks',))
   parser = study.parser('hbf.analysis.optimization_study', __doc__, 'a run folder; may be repeated')
-  about = 'most training images of the refits; 0: measure no refits, and keep the stored ones; default: %(default)s'
-  parser.add_argument('--images', type=int, default=6_000, help=about)
+  about = 'most training images of the refits; 0: measure no refits, and keep the stored ones'
+  parser.add_count('--images', 0, 6_000, about)
   flags = parser.parse_args(arguments)
-  if flags.images < 0:
-    raise UserError(f'--images is {flags.images}; expected 0 or more')
   return study.run(flags, functools.partial(_measure_all, flags.run, flags.images))
 
 

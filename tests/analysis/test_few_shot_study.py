@@ -157,6 +157,12 @@ def test_tables_and_picture(tmp_path):
   assert (tmp_path / 'few-shot.png').stat().st_size > 10_000
 
 
+@pytest.mark.parametrize('flag', ['--draws', '--seeds'])
+def test_a_study_without_draws_or_seeds_is_refused(flag, tmp_path, capsys):
+  assert few_shot_study.main([f'--out={tmp_path}', f'{flag}=0']) == 1
+  assert f"argument {flag}: '0'; expected a whole number, at least 1" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_whole_study_at_a_small_size(monkeypatch, tmp_path):
   sizes = {'BASE': 6, 'SESSION': 2, 'PRETENDED': 2, 'EPOCHS': 1.0, 'RATES': (1e-2,), 'STEPS': 2}

@@ -74,6 +74,6 @@ def test_a_missing_run_or_split_is_refused(tmp_path, capsys, made):
   assert study.main([f'--out={tmp_path}']) == 1
   assert '--run is missing' in capsys.readouterr().err
   assert study.main([f'--out={tmp_path}', '--run=nowhere', '--images=-1']) == 1
-  assert '--images is -1; expected 0 or more' in capsys.readouterr().err
+  assert "argument --images: '-1'; expected a whole number, at least 0" in capsys.readouterr().err
   with pytest.raises(UserError, match='holds out no images'):
     study.classifier(made('model=vit', **{'data.validation': 0.0}).restored, tmp_path)

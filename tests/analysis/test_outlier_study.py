@@ -234,10 +234,10 @@ def test_attacks_are_joined_by_run_and_not_by_their_order():
 @pytest.mark.parametrize(
   ('flag', 'said'),
   [
-    ('--images=1', '--images is 1; expected at least 2'),
-    ('--apgd_steps=0', '--apgd_steps is 0; expected at least 1'),
-    ('--square_steps=-5', '--square_steps is -5; expected at least 1'),
-    ('--apgd_steps=few', 'argument --apgd_steps: invalid int value'),
+    ('--images=1', "argument --images: '1'; expected a whole number, at least 2"),
+    ('--apgd_steps=0', "argument --apgd_steps: '0'; expected a whole number, at least 1"),
+    ('--square_steps=-5', "argument --square_steps: '-5'; expected a whole number, at least 1"),
+    ('--apgd_steps=few', "argument --apgd_steps: 'few'; expected a whole number, at least 1"),
   ],
 )
 def test_attacks_of_no_size_are_refused(flag, said, capsys):
