@@ -42,6 +42,7 @@ from hbf.training.machine import quiet
 from hbf.training.mirror import local_copy, mirrored
 from hbf.training.restore import restore, stored_data
 from hbf.training.side_file import check_checkpoint
+from hbf.training.signals import signals
 from hbf.training.workdir import load_config, locked
 
 
@@ -130,8 +131,9 @@ def train(
   if dataset is not None:
     config = _of_arrays(config)
   console = Console(stderr=True, quiet=not progress)
-  with mirrored(address, console) as folder:
-    return loop.train(config, folder, console, chosen, dataset=dataset, callbacks=functions, guest=True)
+  # A signal calls the process's own handler last, which may end the process, so the bucket must be complete before.
+  with signals(guest=True) as signaled, mirrored(address, console) as folder:
+    return loop.train(config, folder, console, chosen, dataset=dataset, callbacks=functions, signaled=signaled)
 
 
 @quiet()

@@ -1,6 +1,7 @@
 """Tests of the public API: imports, the operator's arguments, modules in users' models, and runs on arrays."""
 
 import ast
+import contextlib
 import functools
 import importlib
 import json
@@ -420,6 +421,24 @@ def test_ctrl_c_saves_the_run_and_then_interrupts(tmp_path):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
   finally:
     signal.signal(signal.SIGINT, before)
+
+
+def test_a_signal_reaches_the_process_once_the_run_is_on_its_bucket(tmp_path, monkeypatch):
+  """The process's own handler may end it."""
+  happened = []
+
+  @contextlib.contextmanager
+  def mirrored(address, console):
+    yield tmp_path / 'run'
+    happened.append('uploaded')
+
+  monkeypatch.setattr('hbf.api.mirrored', mirrored)
+  before = signal.signal(signal.SIGTERM, lambda *_: happened.append('handled'))
+  try:
+    train(tiny(), 's3://runs/run', callbacks=[lambda step, *_: step == 2 and os.kill(os.getpid(), signal.SIGTERM)])
+  finally:
+    signal.signal(signal.SIGTERM, before)
+  assert happened == ['uploaded', 'handled'] and newest(tmp_path / 'run') == 2
 
 
 IMAGES, LABELS, *TEST = arrays(8, 4)

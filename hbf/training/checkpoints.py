@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import errno
 import gc
+import itertools
 import json
 import logging
 import math
@@ -260,7 +261,7 @@ class Checkpoints:
       UserError: the checkpoint can't be read, or has no average.
     """
     item = 'average' if average else 'params'
-    if average and not (self._folder / str(step) / item).exists():
+    if average and step in self._steps() and not (self._folder / str(step) / item).exists():
       raise UserError(
         f'checkpoint {step} in {self._folder} has no average of the parameters (train.average was 0): '
         'evaluate the parameters themselves, or train with --config.train.average=0.999'
@@ -323,8 +324,8 @@ def _alone() -> ocp.options.MultiprocessingOptions:
 
 def _rename_damaged(folder: pathlib.Path) -> pathlib.Path:
   """Rename the folder of a damaged checkpoint, and return the new path."""
-  taken = len([*folder.parent.glob(f'{folder.name}.damaged*')])
-  aside = folder.with_name(f'{folder.name}.damaged' + (f'-{taken + 1}' if taken else ''))
+  names = itertools.chain([f'{folder.name}.damaged'], (f'{folder.name}.damaged-{n}' for n in itertools.count(2)))
+  aside = next(path for path in map(folder.with_name, names) if not path.exists())
   folder.rename(aside)
   return aside
 

@@ -18,7 +18,7 @@ from hbf.training import processes
 from hbf.training.edits import Edits
 from hbf.training.experiment import make_evaluator, make_splits
 from hbf.training.machine import device_name
-from hbf.training.restore import open_read_only, restore, with_edits
+from hbf.training.restore import find, open_read_only, with_edits
 from hbf.training.sharding import batch_sharding
 from hbf.training.workdir import check_data, load_config, write_json
 
@@ -109,8 +109,10 @@ def evaluate_workdir(
   with processes.raise_everywhere():
     if dataset is not None:
       check_data(workdir, identity(dataset))
-    restored = restore(workdir, str(step), devices, average, dataset, **moved)
-    params = count_parameters(restored.model, restored.task.shape)
+    found = find(workdir, str(step), devices, dataset, **moved)
+    params = count_parameters(found.model, found.task.shape)
+  restored = found.restore(average)  # in which the processes compare what they have read
+  with processes.raise_everywhere():
     if edits:
       restored = with_edits(restored, workdir, average, edits)
     config, task, mesh = restored.config, _with_copies(restored.task, copies), restored.mesh
@@ -119,7 +121,7 @@ def evaluate_workdir(
     examples = task.open(source, batch_sharding(mesh))
   processes.barrier(mesh)
   evaluator = make_evaluator(config, task, restored.model, mesh, splits)
-  found = evaluator(restored.params, examples)
+  scored = evaluator(restored.params, examples)
   about = {
     'dataset': config.data.name,
     'model': config.model.name,
@@ -132,9 +134,9 @@ def evaluate_workdir(
     **({'edits': restored.model.edits} if edits else {}),
     'device': device_name(mesh.devices.flat),
   }
-  summary = found.summary
+  summary = scored.summary
   if task.copies:
     copies_evaluator = make_evaluator(config, task, restored.model, mesh, splits, task.copies)
     copied = copies_evaluator(restored.params, examples).summary
     summary = summary | {'copies': {name: copied[name] for name in task.result_names}}
-  return Evaluation(about | summary | task.details(found.counts, found.per_example), task, copies)
+  return Evaluation(about | summary | task.details(scored.counts, scored.per_example), task, copies)

@@ -221,7 +221,7 @@ def train(
   *,
   dataset: Any = None,
   callbacks: Sequence[Callback] = (),
-  guest: bool = False,
+  signaled: Callable[[], bool] | None = None,
 ) -> dict[str, Any] | None:
   """Train, or continue the run in the run folder, and evaluate the test split once, at the end.
 
@@ -233,8 +233,8 @@ def train(
     devices: the devices to train on. None: all.
     dataset: the data set. None: the one that the config names.
     callbacks: the user's functions, see `hbf.train`.
-    guest: True if the process belongs to a user, such as a notebook. Then the process's own signal handlers are
-      called too, see `hbf.training.signals`.
+    signaled: a function that returns True once a signal has come, if the caller handles signals itself
+      (`hbf.training.signals`). None: this function handles them.
 
   Returns:
     The content of result.json, also if the run was finished before. None if a signal or a callback stopped the run.
@@ -247,8 +247,8 @@ def train(
     console = Console(quiet=True)
   users = Callbacks(callbacks)
   try:
-    with signals(guest) as signaled:
-      return _train(config, workdir, console, devices, dataset, users, lambda: signaled() or users.stopped)
+    with contextlib.nullcontext(signaled) if signaled else signals() as heard:
+      return _train(config, workdir, console, devices, dataset, users, lambda: heard() or users.stopped)
   finally:
     users.raise_error()  # also if the run could not be saved after it
 

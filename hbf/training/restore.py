@@ -58,6 +58,31 @@ class Restored:
   params: Any
 
 
+@dataclasses.dataclass(frozen=True)
+class Found:
+  """A checkpoint of a run whose parameters are not read yet. See `Restored` for the other attributes.
+
+  Attributes:
+    checkpoints: the checkpoints of the run.
+  """
+
+  config: ConfigDict
+  mesh: Mesh
+  task: Task
+  step: int
+  model: nn.Module
+  checkpoints: Checkpoints
+
+  def restore(self, average: bool) -> Restored:
+    """Read the parameters, or their moving average. If processes share the mesh, all must call this together."""
+    abstract = abstract_params(self.model, self.task.shape)
+    former = with_gone(abstract)
+    former = former and with_sharding(former, self.mesh)
+    shapes = with_sharding(abstract, self.mesh)
+    params = self.checkpoints.restore_params(self.step, shapes, former, average=average)
+    return Restored(self.config, self.mesh, self.task, self.step, self.model, params)
+
+
 def restore(
   workdir: pathlib.Path,
   checkpoint: str,
@@ -70,6 +95,13 @@ def restore(
 
   If `dataset` is given, this function does not check that it is the data set of the run.
   """
+  return find(workdir, checkpoint, devices, dataset, **moved).restore(average)
+
+
+def find(
+  workdir: pathlib.Path, checkpoint: str, devices: Sequence[jax.Device] | None, dataset: Any, **moved: str
+) -> Found:
+  """Find a checkpoint and the data of its run, without waiting for other processes; see `restore`."""
   config = load_config(workdir)
   config.data.update({key: value for key, value in moved.items() if value})
   checkpoints = open_read_only(workdir)
@@ -78,11 +110,7 @@ def restore(
   task, model = make_network(config, dataset, mesh.devices.flat[0].platform)
   if dataset is None:
     check_data(workdir, task.identity())
-  abstract = abstract_params(model, task.shape)
-  former = with_gone(abstract)
-  former = former and with_sharding(former, mesh)
-  params = checkpoints.restore_params(step, with_sharding(abstract, mesh), former, average=average)
-  return Restored(config, mesh, task, step, model, params)
+  return Found(config, mesh, task, step, model, checkpoints)
 
 
 def make_network(config: ConfigDict, dataset: Any, platform: str) -> tuple[Task, nn.Module]:

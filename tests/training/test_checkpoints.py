@@ -82,6 +82,8 @@ def test_a_checkpoint_without_an_average_is_what_it_was_and_says_what_it_lacks(t
     message = r'checkpoint 1 in .* has no average of the parameters \(train.average was 0\): evaluate the parameters'
     with pytest.raises(UserError, match=message):
       checkpoints.restore_params(1, state(0).params, average=True)
+    with pytest.raises(UserError, match='the run goes on and has removed it, so give the same command again'):
+      checkpoints.restore_params(2, state(0).params, average=True)
   average = {'layer': {'kernel': jnp.full((8, 4), 5.0)}}
   with contextlib.closing(Checkpoints(tmp_path / 'with')) as checkpoints:
     checkpoints.save(1, state(1).replace(average=average))
@@ -217,6 +219,16 @@ def test_damaged_checkpoints_are_set_aside_and_made_anew(tmp_path, files):
     assert set(names(tmp_path)) >= {'1', '2', '3', *aside}
     with contextlib.closing(Checkpoints(tmp_path, read_only=True)) as checkpoints:
       assert checkpoints.find('latest') == 3
+
+
+def test_a_damaged_checkpoint_gets_a_name_that_is_free(tmp_path):
+  with saved(tmp_path, dict.fromkeys((1, 2)), keep=2):
+    damage(tmp_path, 2, 100)
+  (tmp_path / '2.damaged-2' / 'params').mkdir(parents=True)  # '2.damaged' was removed
+  for name in ('2.damaged', '2.damaged-3'):
+    (tmp_path / '2').mkdir(exist_ok=True)
+    with contextlib.closing(Checkpoints(tmp_path, keep=2)) as checkpoints:
+      assert checkpoints.restore_newest(state(0)).damaged[2].name == name
 
 
 @pytest.mark.slow

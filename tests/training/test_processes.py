@@ -110,8 +110,11 @@ processes.start(coordinator, 2, process)
 
 import numpy as np
 from hbf.config.command_line import read_config
+from hbf.data.datasets import from_arrays
+from hbf.data.images.arrays import ArrayData
 from hbf.errors import UserError
 from hbf.training import startup
+from hbf.training.evaluate import evaluate_workdir
 from hbf.training.experiment import prepare
 
 ONE, OTHER, NONE = (str(folder / name) for name in ('one', 'other', 'none'))
@@ -137,6 +140,12 @@ with startup.claimed(folder / 'run', experiment, {'name': 'digits'}):
   processes.exchange(None)
   said.append(sorted(path.name for path in (folder / 'run').iterdir()))
 said.append(float(np.sum(experiment.initial.params['head']['kernel'])))
+gray, labels = np.zeros((2, 8, 8, 1), np.uint8), np.arange(2)
+other = from_arrays(ArrayData(gray, labels, gray, labels))
+try:
+  evaluate_workdir(folder / 'one', 'latest', 'test', dataset=[None, other][process])
+except UserError as error:
+  said.append(str(error))
 print(json.dumps(said))
 """
 
@@ -203,7 +212,10 @@ def test_a_checkpoint_that_one_cannot_read_is_set_aside_by_all(talk):
 
 @pytest.mark.slow
 def test_weights_of_this_package_are_read_and_compared_by_all(tmp_path, toy, digits_dir):
-  """Both processes read weights. They find out if one has none or others. The first one alone claims the folder."""
+  """Both processes read weights. They find out if one has none or others. The first one alone claims the folder.
+
+  If one has other data than those of the run that they evaluate, both hear of it.
+  """
   for seed, name in enumerate(('one', 'other')):
     save_untrained(toy('model=vit', **TOY), tmp_path / name, scale=0.3, seed=seed)
   flags = [f'--config.{key}={value}' for key, value in (TOY | {'data.dir': digits_dir}).items()]
@@ -215,6 +227,7 @@ def test_weights_of_this_package_are_read_and_compared_by_all(tmp_path, toy, dig
     assert re.match(r'the checksum of the weights of init_from is .* in process 0, .* in process 1', found[2])
     assert found[3] == ['.lock', 'config.json', 'data.json', 'teacher.json']
     assert found[4] == pytest.approx(float(params_of(tmp_path / 'one')['head']['kernel'].sum()))
+  assert said[0][5] == f'process 1: {said[1][5]}' and 'was trained on other data' in said[1][5]
 
 
 @pytest.fixture
