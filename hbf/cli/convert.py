@@ -65,14 +65,9 @@ def _import(flags: argparse.Namespace, moved: dict[str, str]) -> str:
 
 def _export(flags: argparse.Namespace, moved: dict[str, str]) -> str:
   """Write a run's weights to a file in the authors' format. Return a message for the user. `moved`: see `_import`."""
-  from hbf.interop import authors
-  from hbf.models.classifier import ImageClassifier
-  from hbf.training.restore import restore
+  from hbf.training.convert import to_authors
 
-  restored = restore(flags.workdir, flags.checkpoint, average=flags.average, **moved)
-  if not isinstance(restored.model, ImageClassifier):
-    raise UserError(f'{flags.workdir} holds no network for images, and the format is for images: give another run')
-  authors.save(flags.file, restored.model, {'params': restored.params})
+  to_authors(flags.file, flags.workdir, flags.checkpoint, flags.average, **moved)
   return f'wrote {flags.file}'
 
 

@@ -15,10 +15,14 @@ from hbf.errors import UserError
 from hbf.interop import authors
 from hbf.interop.authors.positions import interpolate
 from hbf.interop.network import read_file
+from hbf.models.classifier import ImageClassifier
 from hbf.models.matching import units_of
 from hbf.training.checkpoints import Checkpoints
+from hbf.training.edits_file import warn_of_edits
 from hbf.training.experiment import Experiment, prepare
+from hbf.training.learned import warn_of_learned
 from hbf.training.programs import with_extras
+from hbf.training.restore import restore
 from hbf.training.state import TrainState, fresh_state
 from hbf.training.workdir import claim, locked
 
@@ -46,6 +50,29 @@ def write_state(workdir: pathlib.Path, experiment: Experiment, state: TrainState
     claim(workdir, experiment.config, experiment.task.identity())
     with contextlib.closing(Checkpoints(workdir / 'checkpoints')) as checkpoints:
       checkpoints.save(int(state.step), state)
+
+
+def to_authors(path: pathlib.Path, workdir: pathlib.Path, checkpoint: str, average: bool, **moved: str) -> None:
+  """Write the weights of a run to a file in the format of the public code of the memo's authors.
+
+  Warn if the run has edits or learned classes, which the format does not have. For the arguments except `path`, the
+  file, see `hbf.training.evaluate.evaluate_workdir`.
+
+  Raises:
+    UserError: the authors' code cannot compute the network's function, or the checkpoint cannot be read.
+  """
+  restored = restore(workdir, checkpoint, average=average, **moved)
+  if not isinstance(restored.model, ImageClassifier):
+    raise UserError(f'{workdir} holds no network for images, and the format is for images: give another run')
+  height, width, _ = restored.task.shape
+  if height != width:
+    raise UserError(
+      f"{workdir} has images of {width}×{height} pixels; expected squares, because the authors' code has a square of "
+      'patches: give another run'
+    )
+  warn_of_edits(workdir, False, 'the format has no edits')
+  warn_of_learned(workdir)
+  authors.save(path, restored.model, {'params': restored.params})
 
 
 def of_authors(path: pathlib.Path, workdir: pathlib.Path, config: ConfigDict, heads: int | None = None) -> str:

@@ -9,6 +9,7 @@ the logits that were set. If an edit is removed, the coefficients are computed a
 
 import dataclasses
 import functools
+import numbers
 from collections.abc import Mapping
 from typing import Any
 
@@ -86,9 +87,9 @@ class Edits:
     Raises:
       UserError: there is no edit of this number.
     """
-    if not 0 <= number < len(self.edits):
+    if not isinstance(number, numbers.Integral) or not 0 <= number < len(self.edits):
       known = f'expected 0 to {len(self.edits) - 1}' if self.edits else 'there are no edits'
-      raise UserError(f'edit {number} does not exist: {known}')
+      raise UserError(f'edit {number!r} does not exist: {known}')
     return dataclasses.replace(self, edits=self.edits[:number] + self.edits[number + 1 :])
 
   def changes(self, points: np.ndarray) -> np.ndarray:

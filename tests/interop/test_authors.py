@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import types
 
 import jax
 import numpy as np
@@ -15,13 +16,14 @@ from configs import cifar10
 from hbf.cli import convert as command
 from hbf.config.resolve import resolve
 from hbf.data.datasets import Dataset, load
-from hbf.errors import UserError
+from hbf.errors import Notice, UserError
 from hbf.interop import authors, tensors
 from hbf.interop.authors.positions import interpolate
 from hbf.interop.authors.weights import needed_options
 from hbf.models.build import build_model
+from hbf.models.edited import EditedClassifier
 from hbf.tasks.classification import Classification
-from hbf.training.convert import of_authors
+from hbf.training.convert import of_authors, to_authors
 from hbf.training.evaluate import evaluate_workdir
 
 HEADS, SIDE = 3, 6
@@ -262,6 +264,9 @@ def test_other_pairs_of_stages_and_other_shapes_are_refused(tmp_path):
   oblong = jax.tree.map(np.asarray, random_params(model)) | {'positions': np.zeros((8, 12))}
   with pytest.raises(UserError, match='a square of patches, and here are 8'):
     authors.save(tmp_path / 'ours.npz', model, {'params': oblong})
+  edited = EditedClassifier(model, edits=1)
+  with pytest.raises(UserError, match='type EditedClassifier; expected an ImageClassifier: load a run on images'):
+    authors.save(tmp_path / 'ours.npz', edited, {'params': {}})
 
 
 def for_digits(random_state_dict):
@@ -301,6 +306,17 @@ def test_a_workdir_is_made_that_is_evaluated_and_written_back(tmp_path, digits_c
     assert command.main([str(ours), f'--workdir={workdir}', *flags]) == 0
     expected = published.logits(state_dict, images[:2], HEADS)
     np.testing.assert_allclose(published.logits(tensors.read(ours), images[:2], HEADS), expected, rtol=0, atol=1e-4)
+  (workdir / 'edits.npz').touch()
+  with pytest.warns(Notice, match='has edits, which are left out: the format has no edits'):
+    assert command.main([str(ours), f'--workdir={workdir}', '--export']) == 0
+
+
+def test_a_run_on_oblong_images_is_not_written(tmp_path, monkeypatch):
+  """The number of patches is a square: 4×16 patches, which the authors' code would take for 8×8."""
+  restored = types.SimpleNamespace(model=our_model(), task=types.SimpleNamespace(shape=(8, 32, 3)), params={})
+  monkeypatch.setattr('hbf.training.convert.restore', lambda *arguments, **options: restored)
+  with pytest.raises(UserError, match='images of 32×8 pixels; expected squares'):
+    to_authors(tmp_path / 'ours.npz', tmp_path, 'latest', False)
 
 
 class Images:

@@ -166,6 +166,8 @@ def test_wrong_edits(run, images, wanted, edited):
     hbf.edit(run, images[:1], wanted[:1], among=images[:1])
   with pytest.raises(UserError, match='edit 3 does not exist: expected 0 to 2'):
     edited.undo(3)
+  with pytest.raises(UserError, match="edit 'image 0' does not exist: expected 0 to 2"):
+    edited.undo('image 0')
   with pytest.raises(UserError, match='the run has no edit 0'):
     run.undo(0)
 

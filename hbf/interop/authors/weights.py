@@ -54,6 +54,11 @@ def check_form(model: ImageClassifier) -> tuple[nn.Module, nn.Module]:
   Raises:
     UserError: the model has options that the authors' code does not have. The message lists them.
   """
+  if not isinstance(model, ImageClassifier):
+    raise UserError(
+      f'the network is of type {type(model).__name__}; expected an ImageClassifier: load a run on images without '
+      'edits and learned classes'
+    )
   stage1, stage2 = model.trunk.stage1(), model.trunk.stage2() if model.trunk.stage2 else None
   kinds = (type(stage1), type(stage2))
   if stage2 is None or kinds not in ((HyperBFAttention, HyperBFCenters), (SoftmaxAttention, MLP)):
