@@ -70,6 +70,7 @@ COMPARISONS = (
   'rivals-best',
   'rivals-muon',
   'rivals-blocks',
+  'rivals-gmlp',
   'text',
   'text-muon',
   'text-muon-nanogpt',
@@ -107,6 +108,7 @@ PAIRED = {
     ('resolutions-window', 'claim-h100'),
     ('resolutions-cifar100-vit', 'claim-cifar100'),
   ),
+  ('hyperbf', 'gmlp'): (('rivals-blocks', 'rivals-gmlp'),),
   ('positional-2-2', 'hyperbf'): (('resolutions-cifar100', 'claim-cifar100'),),
   ('positional-2-2', 'positional'): (('resolutions-seeds', 'claim-positional'),),
   ('convolution-gaussian-2-2', 'positional-2-2'): (
@@ -116,7 +118,7 @@ PAIRED = {
 }
 RATES = ('rates', 'rivals-rates', 'laptop-rates', 'laptop-rates-6', 'text-rates', 'text-trials')
 SEARCHES = ('search', 'search-patch8', 'search-width256')
-TUNED = ('claim-tune', 'text-muon-tune', 'rivals-muon-tune', 'rivals-blocks-tune')
+TUNED = ('claim-tune', 'text-muon-tune', 'rivals-muon-tune', 'rivals-blocks-tune', 'rivals-gmlp-tune')
 # True if the table has a row for each block.
 EXPLAINED = {'cifar10-laptop-1': True, 'cifar10-laptop-2': False, 'cifar10-small-0': False}
 WINDOWS = ((100, 175), (200, 300), (300, 352))  # windows of steps in the runs of a search
